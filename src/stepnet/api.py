@@ -25,8 +25,7 @@ from .data.no_graph import refuse_proxies, refuse_traces
 from .data.recording import recorded_in_frames
 from .data.storage import distinct
 from .data.tree import by_leaf, unflatten
-from .data.values import rows as values_of
-from .data.values import without_packed
+from .data.values import rows_of, without_packed
 from .engine import Asked, OverSequences, Steps, Way, asked, find_plan, is_as_ever, run, run_again, run_warm
 from .engine.calls_in_progress import call_of
 from .engine.checkpointed_calls import as_at_first, note_plain
@@ -433,11 +432,11 @@ def _run_step(
     step_scopes: list[Scope] = []
     if scopes:
         out, step_scopes = _observed(loop, feeds, body)
-    elif isinstance(refusal, OverSequences) and only_plain([*map(values_of, x), *state]) is None:
+    elif isinstance(refusal, OverSequences) and only_plain([*map(rows_of, x), *state]) is None:
         out = over_sentences(loop, feeds, body, refusal, backend=chosen)
     else:  # torch is to see every operation
         note_plain(body.step.cell if isinstance(body.step, TorchCell) else body.step)
-        by = naive.run if all(values_of(leaf).numel() for leaf in x) else run_of_no_steps
+        by = naive.run if all(rows_of(leaf).numel() for leaf in x) else run_of_no_steps
         out = plainly(body.name, partial(by, loop), feeds, lambda: reach(body.step).generators)
     if ran is not None:
         ran()
@@ -543,6 +542,7 @@ class Recurrent(nn.Module, Generic[State, Output]):
     def forward(
         self, x: Any = None, state: Any = None, resets: Any = None, *, steps: Any = None, static: Any = None
     ) -> Any:
+        """What `recurrent` gives for the step and these arguments, which are as there."""
         return recurrent(
             self.step, x, state, steps=steps, resets=resets, static=static, reverse=self.reverse,
             level=self.level, axis=self.axis, scopes=self.scopes, backend=self.backend,

@@ -19,8 +19,7 @@ from .data.modes import draws_put_back
 from .data.no_graph import no_graph_of, refuse_proxies
 from .data.recording import AS_A_LAYER, StandIn
 from .data.tree import flatten
-from .data.values import rows as values_of
-from .data.values import unpacked
+from .data.values import rows_of, unpacked
 from .errors import StepError
 from .executors.setting import only_plain
 from .front.static import with_static
@@ -46,7 +45,7 @@ def checked(
     if state is None:
         state = boot_state(function, n)
     state_leaves, state_spec = flatten(state)
-    if not any(map(_is_distributed, map(values_of, x_leaves))):
+    if not any(map(_is_distributed, map(rows_of, x_leaves))):
         state_leaves = [leaf.full_tensor() if _is_distributed(leaf) else leaf for leaf in state_leaves]
     body = StepBody(function, x_spec, state_spec)
     check_state(body, state_leaves, n if ragged else None)
@@ -100,7 +99,7 @@ def check_features(step: Any, leaves: list[Any], level: int) -> None:
             return
     for leaf in leaves:
         above = isinstance(leaf, LoDTensor) and (level + 1) % leaf.lod_level
-        values = values_of(leaf)
+        values = rows_of(leaf)
         if not above and values.dim() - (not isinstance(leaf, LoDTensor)) < 2:
             raise StepError(
                 f"x has no dimension of features for step '{step_name(step)}'",

@@ -23,7 +23,7 @@ from .api import recurrent
 from .data.arguments import brief, choice, function, listed, number, truth, whole
 from .data.lod import LoDTensor
 from .data.tree import Spec, flatten, names, unflatten
-from .data.values import rows as values_of
+from .data.values import rows_of
 from .errors import StepError
 from .front.step import as_step, boot_state
 
@@ -105,7 +105,7 @@ def oracle(step: Any, x: Any, state: Any = None, *, reverse: bool = False, axis:
         return y_leaves, y_spec, flatten(new)[0]
 
     with torch.no_grad():
-        one = [torch.zeros((1, *_row_shape(leaf, axis)), dtype=values_of(leaf).dtype) for leaf in x_leaves]
+        one = [torch.zeros((1, *_row_shape(leaf, axis)), dtype=rows_of(leaf).dtype) for leaf in x_leaves]
         sample, y_spec, _ = call(one, [torch.zeros((1, *s.shape[1:]), dtype=s.dtype) for s in state_leaves])
     y, final = [], []
     for b in range(count):
@@ -252,7 +252,7 @@ def check_step(
 
     pairs, count = _Pairs(through, tolerance), len(expected.y)
     if not count:
-        leaves = map(values_of, (*y_leaves, *final_leaves))
+        leaves = map(rows_of, (*y_leaves, *final_leaves))
         pairs.ours += [(t, torch.ones_like(t)) for t in leaves if t.requires_grad]
     for k, (name, leaf) in enumerate(zip(names(y_spec, "y"), y_leaves, strict=True)):
         _check_kind(name, leaf, x_leaves[0], expected.sample[k], axis)
@@ -266,7 +266,7 @@ def check_step(
             pairs.compare(name, b, length, leaf[b : b + 1], expected.final[b][k], "final")
 
     state_leaves, state_spec = flatten(() if state is None else state)
-    values = [values_of(leaf) for leaf in x_leaves]
+    values = [rows_of(leaf) for leaf in x_leaves]
     given = [
         *zip(names(x_spec, "x"), values, strict=True),
         *zip(names(state_spec, "state"), state_leaves, strict=True),
@@ -315,9 +315,9 @@ def _check_kind(name: str, y: Any, x: Any, sample: Tensor, axis: int) -> None:
             raise AssertionError(f"{name} does not have the LoD of x")
     elif isinstance(y, LoDTensor) or y.movedim(axis, 0).shape[:2] != x.movedim(axis, 0).shape[:2]:
         raise AssertionError(f"{name} does not have the steps and the batch of x")
-    if _row_shape(y, axis) != tuple(sample.shape[1:]) or values_of(y).dtype != sample.dtype:
+    if _row_shape(y, axis) != tuple(sample.shape[1:]) or rows_of(y).dtype != sample.dtype:
         raise AssertionError(
-            f"a row of {name} is {values_of(y).dtype}{list(_row_shape(y, axis))}, "
+            f"a row of {name} is {rows_of(y).dtype}{list(_row_shape(y, axis))}, "
             f"expected {sample.dtype}{list(sample.shape[1:])}"
         )
 
@@ -327,7 +327,7 @@ def _compare_gradient(
     tolerance: Tolerance, axis: int,
 ) -> None:  # fmt: skip
     for leaf in x_leaves:
-        if tensor is values_of(leaf):
+        if tensor is rows_of(leaf):
             like = (leaf.with_values(g) if isinstance(leaf, LoDTensor) else g for g in (got, expected))
             pairs = zip(*(sequences_of(g, axis) for g in like), strict=True)
             for b, (a, e) in enumerate(pairs):

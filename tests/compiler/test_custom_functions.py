@@ -147,6 +147,37 @@ class FirstAndZeros(First):
         return *First.backward(ctx, grad)[:1], torch.zeros_like(grad)
 
 
+class Dead(torch.autograd.Function):
+    """Backward writes one number where a mask says so: elements, then rows."""
+
+    @staticmethod
+    def forward(ctx, a):
+        ctx.save_for_backward(a)
+        return a.clamp(min=0)
+
+    @staticmethod
+    def backward(ctx, grad):
+        (a,) = ctx.saved_tensors
+        grad = grad.clone()
+        grad[a < 0] = 0
+        grad[a[:, 0] > 0.5] = 0.25
+        return grad
+
+
+@pytest.mark.parametrize("backend", ["eager", "c"])
+def test_masked_writes_in_backward(backend):
+    def step(x, h):
+        h = Dead.apply(x + h)
+        return h, h
+
+    def gradients(backend):
+        x, h = torch.linspace(-1, 1, 24, dtype=D).view(4, 2, 3).requires_grad_(), torch.zeros(2, 3, dtype=D)
+        y, new = recurrent(step, x, h.requires_grad_(), backend=backend)
+        return torch.autograd.grad(y.square().sum() + new.sum(), [x, h])
+
+    torch.testing.assert_close(gradients(backend), gradients("naive"))
+
+
 @pytest.mark.parametrize("lengths", [[1, 1], [2, 0, 3]])
 def test_none_of_which_another_function_makes_zeros(lengths):
     """Whether the weight gets None or zeros depends on whether a step came before; told by the plain loop."""

@@ -22,7 +22,7 @@ from stepnet import cells
 from stepnet.api import recurrent
 from stepnet.compiler.passes.fission import components, fission
 from stepnet.data.lod import LoDTensor
-from stepnet.executors.autograd import run
+from stepnet.executors.autograd import run_plan
 from stepnet.executors.c.scan import CScan, build_all
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
@@ -244,7 +244,7 @@ def test_fission_of_cells(name):
     results = []
     for plan in (whole(compiled.hoisted.forward), compiled.hoisted.forward, compiled.fused.forward):
         ready = Ready(replace(compiled.hoisted, forward=plan), PreparedLoop(plan, EagerScan), None, TORCH_OPS)
-        results.append(run(Call(ready, layout, compiled.constants, None), [values], boots, used))
+        results.append(run_plan(Call(ready, layout, compiled.constants, None), [values], boots, used))
     torch.testing.assert_close(results[1], results[0], rtol=0, atol=1e-12)
     torch.testing.assert_close(results[2], results[0], rtol=0, atol=1e-12)
     cut = [n for r in compiled.hoisted.forward.regions if r.kind == "map" for n in r.nodes]

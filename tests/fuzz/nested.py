@@ -18,7 +18,7 @@ from torch import Tensor, nn
 
 from stepnet import LoDTensor, recurrent
 from stepnet.data.tree import flatten
-from stepnet.data.values import rows
+from stepnet.data.values import rows_of
 
 from . import seeds
 from .compare import same
@@ -128,7 +128,7 @@ def difference(seed: int) -> str | None:
             )
         except (RuntimeError, ValueError, IndexError) as error:
             return error
-        results = [rows(leaf) for leaf in flatten((y, last))[0]]
+        results = [rows_of(leaf) for leaf in flatten((y, last))[0]]
         read = [t for t in (x, h, *step.parameters()) if t.requires_grad]
         ends = [t.sin() * (k + 1) for k, t in enumerate(results) if t.requires_grad]
         gradients = torch.autograd.grad([e.sum() for e in ends], read, allow_unused=True) if ends else ()

@@ -66,7 +66,7 @@ class VariationalDropout(Wrapper):
             self._sizes["h"] = size_of("VariationalDropout", self.cell, "hidden_size"), self.state_p
 
     def forward(self, x: Tensor, state: tuple[Any, dict[str, Tensor]]) -> tuple[Any, Any]:
-        """One step, with the masks of the state."""
+        """One step, with the masks of the state. Raises StepError: it holds none."""
         if not (isinstance(state, tuple) and len(state) == 2 and isinstance(state[1], dict)):
             raise StepError(
                 "the state of a VariationalDropout must hold its masks",

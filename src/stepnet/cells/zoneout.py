@@ -70,7 +70,7 @@ class Zoneout(Wrapper):
             )
 
     def forward(self, x: Any, state: Any, mask: Tensor | None = None) -> tuple[Any, Any]:
-        """One step."""
+        """One step. Raises StepError: the cell nests its new state otherwise than its state."""
         y, new = self.inner(x, state, mask)
         old_leaves, spec = flatten(state)
         new_leaves, new_spec = flatten_as(spec, new)

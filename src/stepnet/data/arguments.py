@@ -153,13 +153,13 @@ def function(what: str, value: Any, example: str, *, error: type[StepnetError] =
     raise error(f"{what} must be a function", got=brief(value), expected=example)
 
 
-def path(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
+def path_of(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
     """The path of a file, as text.
 
     Raises:
         StepnetError: it is none; an `error` that begins with `what`.
 
-    >>> path("load: 'path'", "model.onnx")
+    >>> path_of("load: 'path'", "model.onnx")
     'model.onnx'
     """
     if isinstance(value, (str, os.PathLike)):
@@ -167,13 +167,13 @@ def path(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str
     raise error(f"{what} must be the path of a file", got=brief(value), expected="a str or a pathlib.Path")
 
 
-def name(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
+def name_of(what: str, value: Any, *, error: type[StepnetError] = StepError) -> str:
     """A name.
 
     Raises:
         StepnetError: it is none; an `error` that begins with `what`.
 
-    >>> name("Memory: 'name'", "h")
+    >>> name_of("Memory: 'name'", "h")
     'h'
     """
     if isinstance(value, str):

@@ -17,7 +17,7 @@ from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import UNKNOWN, InFrame, StandIn, recordable
 from stepnet.data.steps import Steps
 from stepnet.data.unpack import join, pack, unpack
-from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows
+from stepnet.data.values import Value, axis_of, check_fit, copy, describe, integer, rows_of
 from stepnet.errors import ArrayError
 
 
@@ -320,7 +320,7 @@ class TensorArray:
         rank = values[0].dim() + 1
         axis = axis_of(axis, rank, where, f"the result has rank {rank}")
         check_fit(values, where)
-        stacked = torch.stack([rows(value) for value in values], axis)
+        stacked = torch.stack([rows_of(value) for value in values], axis)
         return stacked if self._contents.size else stacked.narrow(axis, 0, 0)
 
     @recordable
@@ -347,7 +347,7 @@ class TensorArray:
             return steps.joined().movedim(0, axis).flatten(axis, axis + 1)
         values = self._joinable(where)
         first = values[0]
-        rank = rows(first).dim()
+        rank = rows_of(first).dim()
         if rank == 0:
             raise ArrayError(
                 f"{where}: values of rank 0 have no axis to join along", got=describe(first), remedy="stack()"
@@ -362,7 +362,7 @@ class TensorArray:
         check_fit(values, where, free=axis)
         if isinstance(first, LoDTensor):
             return join(values)
-        joined = torch.cat([rows(value) for value in values], axis)
+        joined = torch.cat([rows_of(value) for value in values], axis)
         return joined if self._contents.size else joined.narrow(axis, 0, 0)
 
     def _joinable(self, where: str) -> list[Value]:

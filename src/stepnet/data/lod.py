@@ -55,7 +55,7 @@ class LoDTensor(RowWise, Tabular):
 
     Raises LoDError when the offsets do not describe the rows, naming level, index and values.
 
-    Source: Paddle's LoDTensor (``background/paddle_tensor_array.md`` of the founding documents).
+    Source: Paddle's "Design for TensorArray" (2017), its LoDTensor.
 
     >>> x = LoDTensor(torch.arange(9.0), [[0, 2, 3], [0, 3, 5, 9]])
     >>> x

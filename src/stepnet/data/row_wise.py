@@ -66,8 +66,8 @@ def _unary(name: str) -> Callable[[Rows], Rows]:
 
 
 def _no_array(x: RowWise, /, *_: Any, **__: Any) -> NoReturn:
-    """What numpy, `torch.tensor` and Python's numbers ask for. Without it they go through the sequences one
-    by one, or answer for what could not be made an array (`numpy.array_equal`)."""
+    """What numpy, `torch.tensor` and Python's numbers ask for: raises RowMixError. Without it they go through
+    the sequences one by one, or answer for what could not be made an array (`numpy.array_equal`)."""
     raise RowMixError(
         "a LoDTensor is no array, and no number: its sequences have lengths of their own",
         got=repr(x),

@@ -19,7 +19,7 @@ from stepnet.data.modes import beside, noted, outside_modes
 from stepnet.data.offsets import LoD, longest_of, offsets_of, owners, ranges, told
 from stepnet.data.permute import invert, permute_rows
 from stepnet.data.unpatched_torch import from_numpy
-from stepnet.data.values import Value, check_fit, describe, rows
+from stepnet.data.values import Value, check_fit, describe, rows_of
 from stepnet.errors import ArrayError
 
 
@@ -180,7 +180,7 @@ def pack(values: Sequence[Value], steps: int, level: int, indices_map: Tensor, l
             remedy="write every step; a map goes with the array that TensorArray.unpack gave it with",
         )
     check_fit(values, "TensorArray.pack", free=0)
-    if rows(values[0]).dim() == 0:
+    if rows_of(values[0]).dim() == 0:
         raise ArrayError(
             "TensorArray.pack: values must have a row per element",
             got=describe(values[0]),
@@ -230,7 +230,7 @@ def _take(x: Value, level: int, elements: Tensor) -> Any:
     """The elements of a level, without that level and those above; level -1 is x as a list of elements."""
     below = x.structure.levels[level + 1 :] if isinstance(x, LoDTensor) else ()
     lod, places = LoD.trusted(below).take(elements) if below else (None, elements)
-    values = rows(x)
+    values = rows_of(x)
     if _each_once(places, len(values)):
         taken = permute_rows(values, places)
     else:
@@ -300,7 +300,7 @@ def _lods_of_pieces(lod: LoD, counts: list[int]) -> tuple[list[LoD], list[int]]:
 
 def join(values: Sequence[Value]) -> Value:
     """One value of the elements of all, one value after the other; LoDTensors keep their levels."""
-    joined = torch.cat([rows(value) for value in values])
+    joined = torch.cat([rows_of(value) for value in values])
     tables = [value for value in values if isinstance(value, LoDTensor)]
     if not tables:
         return joined

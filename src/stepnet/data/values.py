@@ -24,7 +24,7 @@ Value = Tensor | LoDTensor
 _SIZE = "_stepnet_size"  # the attribute of a tensor that a trace made from a size
 
 
-def rows(value: Value) -> Tensor:
+def rows_of(value: Value) -> Tensor:
     """The tensor behind a value."""
     return value.values if isinstance(value, LoDTensor) else value
 
@@ -67,7 +67,7 @@ def describe(value: Any) -> str:
         kind = "Tensor"
     else:
         return type(value).__name__
-    tensor = rows(value)
+    tensor = rows_of(value)
     device = "" if tensor.device.type == "cpu" else f" on {tensor.device}"
     return f"{kind} {typed_shape(tensor)}{device}"
 
@@ -159,7 +159,7 @@ def check_fit(values: Sequence[Value], where: str, free: int | None = None) -> N
 
 
 def _signature(value: Value, free: int | None) -> tuple[Any, ...]:
-    tensor = rows(value)
+    tensor = rows_of(value)
     shape = list(tensor.shape)
     if free is not None and free < len(shape):
         shape[free] = -1

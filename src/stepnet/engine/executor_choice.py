@@ -26,7 +26,7 @@ from stepnet.data.autograd_history import gradients_from
 from stepnet.data.modes import draws_put_back
 from stepnet.errors import Unsupported
 from stepnet.executors import plan_files
-from stepnet.executors.autograd import run
+from stepnet.executors.autograd import run_plan
 from stepnet.executors.base import Executor
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
@@ -127,7 +127,7 @@ class Race:
     def _run(self, name: str) -> Sequence[Tensor]:
         call = self.ways[name]
         if call is not None:
-            return run(call, [*self.x, *self.noise], self.boot, self.weights)
+            return run_plan(call, [*self.x, *self.noise], self.boot, self.weights)
         with Replaced(self.swap) if self.swap else contextlib.nullcontext():
             return [t for results in self.plain(self.x, self.boot) for t in results]
 

@@ -21,7 +21,7 @@ from stepnet.data.modes import Around, draws_put_back
 from stepnet.data.tensor_guards import alike
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import StepError, Unsupported
-from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import run_plan
 from stepnet.executors.call import Call, KeptRows, Moving
 from stepnet.executors.forward_mode import GoesOn, pushed
 from stepnet.executors.higher_order import (

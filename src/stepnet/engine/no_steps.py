@@ -15,7 +15,7 @@ from stepnet.compiler.trace.draws import kept
 from stepnet.compiler.trace.iteration import reached
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back, nothing_around
-from stepnet.data.values import rows as values
+from stepnet.data.values import rows_of
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop
@@ -35,7 +35,7 @@ def _undone(loop: Loop, feeds: Mapping[str, Any]) -> dict[str, Any]:
     found = reached(loop, everything=True)
     if found.refused is not None:
         return naive.run(loop, feeds)
-    given = {id(values(fed)) for fed in feeds.values()}  # what is carried is given back as it came
+    given = {id(rows_of(fed)) for fed in feeds.values()}  # what is carried is given back as it came
     read = (t for t in found.tensors if type(t) in (Tensor, nn.Parameter) and id(t) not in given)
     swap = {id(t): t.detach().clone() for t in read}
 

@@ -21,7 +21,7 @@ from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous
 from stepnet.errors import SlowPathWarning, Unsupported
 from stepnet.executors import naive
-from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.layout import Layout
 from stepnet.executors.ready import Ready

@@ -14,7 +14,7 @@ from stepnet.compiler.trace.draws import kept
 from stepnet.data.modes import draws_put_back
 from stepnet.data.storage import versions
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import run
+from stepnet.executors.autograd import run_plan
 from stepnet.executors.call import Call
 from stepnet.executors.exactness import exact_products
 from stepnet.executors.layout import Layout
@@ -167,7 +167,7 @@ class _Sample:
             call = Call(self._ready, self._layout, self._compiled.constants, again, guarded=self.guarded)
             with kept(noise.generators):
                 drawn = noise.tables(self._layout)
-            ours = run(call, [*self.x, *drawn], self.boot, self.own)
+            ours = run_plan(call, [*self.x, *drawn], self.boot, self.own)
             return ours, self.plain()
 
     def _by_loop(

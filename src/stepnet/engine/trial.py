@@ -77,49 +77,15 @@ def try_on_rows(
         Unsupported: it fails, changes a tensor, does not do the same twice, or asks what later steps answer
             otherwise.
     """
-    before, generators = versions(reads.tensors), reads.reach.generators
+    before = versions(reads.tensors)
     if reads.open is not None:
-        again = read(loop, rows.x_rows, rows.states, rows.shared)
-        if again.refusal is not None:
-            raise again.refusal.fresh()
-        if again.whole != reads.whole:
-            if not is_only_thread():  # what they change there and back is met again; chance is not
-                known = [reads.whole, again.whole]
-                for _ in range(4):
-                    key = read(loop, rows.x_rows, rows.states, rows.shared).whole
-                    if key in known:
-                        raise ReadsChanged
-                    known.append(key)
-            raise Unsupported(
-                "the step does not do the same twice on the same rows",
-                remedy="draw noise by torch, and hand in what changes as part of x",
-            )
-        if not all(a is b for a, b in zip(again.read, reads.read, strict=True)):
-            raise Unsupported(
-                f"the step reads a tensor that was made without a call that torch reports, by {reads.open}",
-                remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
-            )
-        seen = Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
+        seen = _recorded_again(reads, loop, rows)
         if asks_for_gradient(reads.whole):
-            _check_wanted(loop, rows, whole, generators, None)
+            _check_wanted(loop, rows, whole, reads.reach.generators, None)
         entry.own_backward = has_own_backward(reads.whole)
     else:
         try:
-            with draws_put_back():
-                x, states = rows.x_rows, rows.states
-                states_before = [generator.get_state() for generator in generators]
-                run = functools.partial(iteration, loop, x, states, rows.shared)
-                trial = tried(run, [*x, *states], generators)
-            _check_draws(trial.draws, generators, states_before)
-            y_spec, *_ = trial.result
-            if trial.wanted:
-                _check_wanted(loop, rows, whole, generators, trial)
-            entry.own_backward = trial.own_backward
-            entry.in_backward = InBackward.of(trial.functions)
-            draws = [draw for draw, _ in trial.draws]
-            seen = Seen(
-                trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter
-            )
+            seen = _run_once(entry, loop, reads, rows, whole)
         except Unsupported:
             raise
         except Exception as error:
@@ -129,6 +95,57 @@ def try_on_rows(
         raise Unsupported("the step changes a tensor it did not make, in place")
     entry.changes = frozenset() if snapshot.changed() else None
     return seen
+
+
+def _recorded_again(reads: Reads, loop: Loop, rows: Sequences) -> Seen:
+    """A body that no walk closes: it must ask torch for the same once more.
+
+    Raises:
+        Unsupported: it does not.
+        ReadsChanged: another thread changes what it reads.
+    """
+
+    def record() -> Reads:
+        return read(loop, rows.x_rows, rows.states, rows.shared)
+
+    again = record()
+    if again.refusal is not None:
+        raise again.refusal.fresh()
+    if again.whole != reads.whole:
+        if not is_only_thread():  # what they change there and back is met again; chance is not
+            known = [reads.whole, again.whole]
+            for _ in range(4):
+                key = record().whole
+                if key in known:
+                    raise ReadsChanged
+                known.append(key)
+        raise Unsupported(
+            "the step does not do the same twice on the same rows",
+            remedy="draw noise by torch, and hand in what changes as part of x",
+        )
+    if not all(a is b for a, b in zip(again.read, reads.read, strict=True)):
+        raise Unsupported(
+            f"the step reads a tensor that was made without a call that torch reports, by {reads.open}",
+            remedy="make it by torch's functions, in Python that is not scripted; or backend='naive'",
+        )
+    return Seen(reads.read, None, again.answers, [], asks_captured=False, strides_matter=True)
+
+
+def _run_once(entry: Entry, loop: Loop, reads: Reads, rows: Sequences, whole: Sequences) -> Seen:
+    """A body whose key a walk tells, run; raises whatever that raises."""
+    generators = reads.reach.generators
+    with draws_put_back():
+        x, states = rows.x_rows, rows.states
+        before = [generator.get_state() for generator in generators]
+        trial = tried(functools.partial(iteration, loop, x, states, rows.shared), [*x, *states], generators)
+    _check_draws(trial.draws, generators, before)
+    y_spec, *_ = trial.result
+    if trial.wanted:
+        _check_wanted(loop, rows, whole, generators, trial)
+    entry.own_backward = trial.own_backward
+    entry.in_backward = InBackward.of(trial.functions)
+    draws = [draw for draw, _ in trial.draws]
+    return Seen(trial.tensors, y_spec, trial.answers, draws, trial.asks_captured, trial.strides_matter)
 
 
 def _check_wanted(

@@ -27,8 +27,7 @@ from stepnet.data.tensor_guards import alike
 from stepnet.data.tree import LEAF, Spec, flatten, unflatten
 from stepnet.data.unpatched_torch import contiguous, is_contiguous
 from stepnet.errors import Unsupported
-from stepnet.executors.autograd import is_copied, run_direct, run_real
-from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import is_copied, run_direct, run_plan, run_real
 from stepnet.executors.base import Executor
 from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Lately

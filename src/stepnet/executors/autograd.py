@@ -43,14 +43,16 @@ from .memory import Memory, are_written, counters
 from .noise import generator_of, noise_of
 from .ready import Ready
 from .recompute_check import checkpointed
-from .replaced_memory import as_they_were, by_saved_leaves
-from .saved_tensors import saved as as_saved
+from .replaced_memory import Moved
+from .saved_tensors import as_saved
 from .tables import EARLIER, into
 
 WORTH_ASKING = 1 << 24  # multiplications that take longer than to ask whether anybody wants what they make
 
 
-def run(call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]) -> list[Tensor]:
+def run_plan(
+    call: Call, x: Sequence[Tensor], states: Sequence[Tensor], weights: Sequence[Tensor]
+) -> list[Tensor]:
     """Run a plan. Returns the rows of each y leaf, then the last value of each state."""
     tensors = (*x, *states, *weights)
     paired = call.ready.plan.paired
@@ -80,7 +82,7 @@ def _as_pairs(tensors: Sequence[Tensor]) -> list[Tensor]:
 
 
 def run_real(call: Call, tensors: Sequence[Tensor], n_x: int, n_states: int) -> list[Tensor]:
-    """`run`, of x, states and weights that are no complex numbers."""
+    """`run_plan`, of x, states and weights that are no complex numbers."""
     if not (is_recorded() and any(t.requires_grad for t in tensors)):
         out = forward(call, tensors)[0]
         _as_steps(call, out)
@@ -142,7 +144,7 @@ def _as_steps(call: Call, out: list[Tensor], kept: Sequence[Tensor] | None = Non
 def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[str, Tensor]]:
     """The results of a plan, and all values that it keeps, by name."""
     ready, plan = call.ready, call.ready.plan
-    given = tensors[len(plan.x) : len(plan.x) + len(plan.states)]
+    _, given, _ = plan.parted(tensors)
     values, states = inputs_of(call, tensors)
     values, finals = ready.forward.run(values, states, call.layout, as_it_is=call.as_it_is)
     out = [values[name] for name in plan.y]
@@ -155,15 +157,15 @@ def forward(call: Call, tensors: Sequence[Tensor]) -> tuple[list[Tensor], dict[s
 def inputs_of(call: Call, tensors: Sequence[Tensor]) -> tuple[dict[str, Tensor], dict[str, Tensor]]:
     """What the forward loop reads, and the boot values of its states, by name."""
     ready, plan = call.ready, call.ready.plan
-    n_x, n = len(plan.x), len(plan.x) + len(plan.states)
-    values = dict(zip(ready.rows_and_weights, (*tensors[:n_x], *tensors[n:]), strict=False))
+    x, boots, weights = plan.parted(tensors)
+    values = dict(zip(ready.rows_and_weights, (*x, *weights), strict=False))
     if call.constants:
         values |= call.constants
     if call.noise is not None:
         values |= dict(zip(ready.forward.noise, call.noise, strict=True))
     states = {
         name: t if t.dtype is dtype else t.to(dtype)  # which takes a microsecond to find out
-        for (name, dtype), t in zip(ready.carried_as.items(), tensors[n_x:n], strict=False)
+        for (name, dtype), t in zip(ready.carried_as.items(), boots, strict=False)
     }
     return values, states
 
@@ -302,11 +304,11 @@ class _PlanCall(torch.autograd.Function):
         later = ctx.later.pop(ctx.ran, ()) if ctx.later else ()
         inputs, saved, moved = ctx.memory.found(saved, torch.is_grad_enabled())
         if moved:
-            how = _of_moved(ctx, saved, inputs, grads, needed)
+            run = _of_moved(ctx, saved, inputs, grads, needed, moved)
             if torch.is_grad_enabled():
-                found, saved = None, [*as_they_were(*how, moved), *saved[len(needed) :]]
+                found, saved = None, [*run.as_they_were(), *saved[len(needed) :]]
             else:
-                found = by_saved_leaves(*how, moved)
+                found = run.by_saved_leaves()
             if found is not None:
                 guard_inputs(ctx, inputs, found, needed)
                 return (None, None, *found)
@@ -350,7 +352,7 @@ def _note(ctx: Any, call: Call, led: list[str], count: int) -> None:
 
 def _save(ctx: Any, ready: Ready, tensors: Sequence[Tensor], kept: Sequence[Tensor] | None) -> None:
     """Save what backward reads. `kept`: besides the inputs; None: it computes all again."""
-    rows = len(ready.plan.x) + len(ready.plan.states)
+    rows = ready.state_places.stop
     of = ((), (), ()) if kept is None else (ready.unread, ready.inert, ready.read_results)
     unread, inert, read = of
     kept, n = kept or (), len(ready.plan.y)
@@ -395,15 +397,15 @@ def _forward(ctx: Any, call: Call, tensors: Sequence[Tensor]) -> tuple[Tensor, .
 
 def _of_moved(
     ctx: Any, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool],
-) -> tuple[Call, Sequence[Tensor], Sequence[Tensor], Sequence[Tensor | None], Sequence[bool]]:  # fmt: skip
-    """What `by_saved_leaves` takes."""
+    needed: Sequence[bool], places: Sequence[int],
+) -> Moved:  # fmt: skip
+    """A run whose inputs at these places are in other memory by now."""
     call = ctx.call if isinstance(ctx.call, Call) else ctx.call()
     n, n_y = len(needed), len(call.ready.plan.y)
     were = [rows_in(t, 0, ctx.copied[k]) if k in ctx.copied else t for k, t in enumerate(were[:n])]
     if call.steps:
         grads = (*(g if g is None else _rows(g) for g in grads[:n_y]), *grads[n_y:])
-    return call, were, now[:n], grads, needed
+    return Moved(call, were, now[:n], grads, needed, places)
 
 
 def _backward(

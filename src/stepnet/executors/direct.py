@@ -7,7 +7,7 @@ Of a small step, to find values by their names takes longer than to compute them
 from __future__ import annotations
 
 import math
-from collections.abc import Sequence
+from collections.abc import Collection, Sequence
 from typing import Any
 
 import torch
@@ -85,70 +85,34 @@ class Direct:
     ) -> None:  # fmt: skip
         """`needs`: which inputs need a gradient. Raises LookupError: the plan takes more than addresses."""
         plan, kinds = ready.plan, ready.plan.forward.body.values
-        states = inputs[len(plan.x) : len(plan.x) + len(plan.states)]
         self.steps, self._threads = steps, torch.get_num_threads()
         self.trains = any(needs)
         self.ready, self.layout = ready, layout
         self._inputs = [outline(t.shape, t.dtype) for t in inputs]
         self._strides = {name: stride(t) for name, t in zip(ready.names, inputs, strict=False)}
+        self._states = slice(ready.state_places.start, ready.state_places.stop)
         self.most = layout.rows if steps else (1 << layout.rows.bit_length()) - 1
         turns = ready.forward.turns()
         by_maps = made_by_maps(turns)
         rows = steps or (layout.rows,)
         self._y = [outline((*rows, *kinds[name].shape), dtype_of(kinds[name].dtype)) for name in plan.y]
-        scanned = [k for k, name in enumerate(plan.y) if name not in by_maps]
+        self._scanned = [k for k, name in enumerate(plan.y) if name not in by_maps]
         self._shapes = [kinds[name].shape for name in ready.extra]  # of a row
         self._types = [dtype_of(kinds[name].dtype) for name in ready.extra]
-        ends, self._begins = dict[torch.dtype, int](), list[int | None]()  # in the piece of their type
-        for name, shape, dtype in zip(ready.extra, self._shapes, self._types, strict=True):
-            begin = None if name in by_maps else ends.get(dtype, 0)
-            self._begins.append(begin)
-            if begin is not None:
-                ends[dtype] = begin - (-self.most * math.prod(shape) // _LINE) * _LINE
-        pieces = [outline((size,), dtype) for dtype, size in ends.items()]
+        pieces = self._lay_out_kept(by_maps)
         size = sum(map(bytes_of, pieces))
-        as_usual = (
-            ready.owns_all_but(by_maps)
-            and not plan.random
-            and layout.rows > 0
-            and all(map(is_contiguous, inputs))
-            and not (self.trains and any(map(Tensor.is_inference, inputs)))
-            and [t.dtype for t in states] == [ready.carried_as[name] for name in plan.states]
-            and all(kinds[name].kind == "row" for name in ready.extra)
-            and size < MOST
-        )
-        if not as_usual:
+        if size >= MOST or not self._is_as_usual(inputs, by_maps):
             raise LookupError
-        n = len(inputs)
-        named = {name: Place(k) for k, name in enumerate(ready.names[:n])}
-        boots = {name: named.pop(name) for name in plan.states}
-        made = {plan.y[k]: Place(n + i) for i, k in enumerate(scanned)}
-        self._saved = [Place(k) for k in range(n + len(plan.y))]
-        apart: list[Tensor] = []  # what maps make of what is kept
-        for name, begin, shape, dtype in zip(
-            ready.extra, self._begins, self._shapes, self._types, strict=True
-        ):
-            if begin is None:
-                place = Place(n + len(plan.y) + len(pieces) + len(apart))
-                apart.append(outline((layout.rows, *shape), dtype))
-            else:
-                in_piece, offset = [*ends].index(dtype), begin * dtype.itemsize
-                place = Place(n + len(plan.y) + in_piece, offset)
-                made[name] = Place(n + len(scanned) + in_piece, offset)
-            self._saved.append(place)
-        self._kept = [*pieces, *apart]
-        at = Places(named, self._strides, boots, made, {})
-        first = n + len(scanned) + len(pieces)
+        at = self._places(pieces)
+        self._pieces = slice(len(self._scanned), len(self._scanned) + len(pieces))
+        first = len(inputs) + self._pieces.stop
         self._there = way_there(ready, layout, self.most, turns, at, first, size)
-        self._scanned = scanned
-        self._pieces = slice(len(scanned), len(scanned) + len(pieces))
-        tables = [self._y[k] for k in scanned]
+        tables, states = [self._y[k] for k in self._scanned], inputs[self._states]
         self._made = [*tables, *pieces, *self._there.between, *(outline(t.shape, t.dtype) for t in states)]
-        hidden = range(len(scanned), len(self._made) - len(states))
-        self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
         self._kept_end = len(self._made) - len(states)
+        hidden = range(len(tables), self._kept_end)
+        self._makers = [maker_of(like, k not in hidden) for k, like in enumerate(self._made)]
         self.widest = max(map(Tensor.numel, inputs))
-        self._states = slice(len(plan.x), len(plan.x) + len(plan.states))
         carry = carry_gradients(plan, layout, needs) if self.trains else ()
         self.still = [k for k, carries in enumerate(carry) if not carries]
         self._any_lengths = not self.trains or carry_for_any_lengths(plan, needs)
@@ -156,6 +120,52 @@ class Direct:
         if self.trains:  # backward by names takes longer of what is kept here
             given = (True,) * (len(self._y) + len(states))
             self._backwards[(*given, *needs)] = self._backward(given, tuple(needs))
+
+    def _lay_out_kept(self, by_maps: Collection[str]) -> list[Tensor]:
+        """Where each value that is kept, and made by a scan, begins in the piece of its type; the pieces."""
+        ends, self._begins = dict[torch.dtype, int](), list[int | None]()
+        for name, shape, dtype in zip(self.ready.extra, self._shapes, self._types, strict=True):
+            begin = None if name in by_maps else ends.get(dtype, 0)
+            self._begins.append(begin)
+            if begin is not None:
+                ends[dtype] = begin - (-self.most * math.prod(shape) // _LINE) * _LINE
+        return [outline((size,), dtype) for dtype, size in ends.items()]
+
+    def _is_as_usual(self, inputs: Sequence[Tensor], by_maps: Collection[str]) -> bool:
+        """Whether a run is no more than scans and maps of tensors in one piece."""
+        ready, plan, kinds = self.ready, self.ready.plan, self.ready.plan.forward.body.values
+        return (
+            ready.owns_all_but(by_maps)
+            and not plan.random
+            and self.layout.rows > 0
+            and all(map(is_contiguous, inputs))
+            and not (self.trains and any(map(Tensor.is_inference, inputs)))
+            and [t.dtype for t in inputs[self._states]] == [ready.carried_as[name] for name in plan.states]
+            and all(kinds[name].kind == "row" for name in ready.extra)
+        )
+
+    def _places(self, pieces: Sequence[Tensor]) -> Places:
+        """Where scans find inputs and boot values, and where what they make goes. What is saved stands in
+        the order inputs, y, pieces, and each value of maps by itself."""
+        ready, plan, n = self.ready, self.ready.plan, len(self._inputs)
+        named = {name: Place(k) for k, name in enumerate(ready.names[:n])}
+        boots = {name: named.pop(name) for name in plan.states}
+        made = {plan.y[k]: Place(n + i) for i, k in enumerate(self._scanned)}
+        self._saved = [Place(k) for k in range(n + len(plan.y))]
+        types = [piece.dtype for piece in pieces]
+        self._kept = [*pieces]
+        for name, begin, shape, dtype in zip(
+            ready.extra, self._begins, self._shapes, self._types, strict=True
+        ):
+            if begin is None:
+                place = Place(n + len(plan.y) + len(self._kept))
+                self._kept.append(outline((self.layout.rows, *shape), dtype))
+            else:
+                in_piece, offset = types.index(dtype), begin * dtype.itemsize
+                place = Place(n + len(plan.y) + in_piece, offset)
+                made[name] = Place(n + len(self._scanned) + in_piece, offset)
+            self._saved.append(place)
+        return Places(named, self._strides, boots, made, {})
 
     def forward(
         self, inputs: Sequence[Tensor], layout: Layout, into: Sequence[Tensor] = ()

@@ -40,7 +40,7 @@ def gradients(
     for k, name in enumerate(plan.gradients):
         if not has[k]:
             out.append(None)
-        elif len(plan.x) <= k < len(plan.x) + len(plan.states):
+        elif k in ready.state_places:
             place = k - len(plan.x)
             of_final = grads[len(plan.y) + place]
             loose[k] = _state_gradient(plan, place, done, finals, layout, tensors[k], of_final)
@@ -100,7 +100,7 @@ def asked_of(ready: Ready, layout: Layout, given: tuple[bool, ...], needed: tupl
     asked = ready.asked
     kind = layout.turns, layout.ends, given, needed
     if kind not in asked:
-        has = _has_gradient(ready.plan, layout, given, needed)
+        has = _has_gradient(ready, layout, given, needed)
         some = None if all(has) else {n for n, h in zip(ready.plan.gradients, has, strict=False) if h and n}
         asked[kind] = Asked(has, None if some is None else frozenset(some))
     return asked[kind]
@@ -108,14 +108,15 @@ def asked_of(ready: Ready, layout: Layout, given: tuple[bool, ...], needed: tupl
 
 def has_gradient(call: Call, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
     """For each input (x, states, weights), whether it gets a gradient of the results that are given one."""
-    return _has_gradient(call.ready.plan, call.layout, given, needed)
+    return _has_gradient(call.ready, call.layout, given, needed)
 
 
-def _has_gradient(plan: Plan, layout: Layout, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
+def _has_gradient(ready: Ready, layout: Layout, given: Sequence[bool], needed: Sequence[bool]) -> list[bool]:
+    plan = ready.plan
     got = reached(plan, layout, given)
-    states = range(len(plan.x), len(plan.x) + len(plan.states))
     has = [
-        needed[k] and got[k] and (k in states or name is not None) for k, name in enumerate(plan.gradients)
+        needed[k] and got[k] and (k in ready.state_places or name is not None)
+        for k, name in enumerate(plan.gradients)
     ]
     return has + [False] * (len(needed) - len(has))
 

@@ -31,7 +31,7 @@ from .call import Call, KeptRows, Pull
 from .gradient_flow import moved
 from .memory import Memory, changed
 from .noise import noise_of
-from .saved_tensors import saved
+from .saved_tensors import as_saved
 
 NEAR = 1000  # nodes between a loop and a loss; further away nobody looks for it
 
@@ -164,7 +164,7 @@ class _Gradient(torch.autograd.Function):
     def backward(ctx: Any, *directions: Tensor | None) -> tuple[Tensor | None, ...]:  # pyright: ignore
         end_compiled_backward()
         n, skip, wanted = len(ctx.needed), (None,) * 7, ctx.needs_input_grad[7:]
-        found, _, has_moved = ctx.memory.found(saved(ctx, ctx.call.ready), differentiated=True)
+        found, _, has_moved = ctx.memory.found(as_saved(ctx, ctx.call.ready), differentiated=True)
         if has_moved:
             raise changed("a gradient is differentiated, but a weight or x")
         given, kept = found[: len(wanted)], ctx.kept._replace(rows=found[len(wanted) :])

@@ -71,7 +71,7 @@ class Line(NamedTuple):
     counts: Mapping[Memory, int]
 
 
-class Ended(Exception):
+class Otherwise(Exception):
     """A value is another than the line was made for."""
 
 

@@ -73,21 +73,28 @@ class Sources(NamedTuple):
 
 @dataclass(frozen=True)
 class Ready:
-    """A plan whose loops can run."""
+    """A plan whose loops can run.
+
+    Attributes:
+        around: what was around the call that it was made at.
+        histories: by `history_key`, see `call.Along`.
+        along, along_lately: what runs its derivatives, and what tells a call like one.
+        expected: derivatives whose plans were made early.
+        members: what runs many calls as one, by their number.
+        lately: runs by places: one `direct.Lately`.
+    """
 
     plan: Plan
     forward: PreparedLoop
     backward: PreparedLoop | None
     executor: Executor
-    around: Around = field(default_factory=Around.now, compare=False)  # its calls, which it was made at
-    histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)  # see `call.Along`
-    along: dict[Any, Any] = field(default_factory=dict, compare=False)  # what runs its derivatives
-    along_lately: dict[Any, Any] = field(
-        default_factory=dict, compare=False
-    )  # and what tells a call like one
-    expected: set[Any] = field(default_factory=set, compare=False)  # derivatives whose plans were made early
-    members: dict[int, Any] = field(default_factory=dict, compare=False)  # and many calls, by their number
-    lately: list[Any] = field(default_factory=list, compare=False)  # runs by places: one `direct.Lately`
+    around: Around = field(default_factory=Around.now, compare=False)
+    histories: dict[Any, tuple[bool, ...]] = field(default_factory=dict, compare=False)
+    along: dict[Any, Any] = field(default_factory=dict, compare=False)
+    along_lately: dict[Any, Any] = field(default_factory=dict, compare=False)
+    expected: set[Any] = field(default_factory=set, compare=False)
+    members: dict[int, Any] = field(default_factory=dict, compare=False)
+    lately: list[Any] = field(default_factory=list, compare=False)
 
     def history_key(
         self, layout: Layout, given: Sequence[bool], needed: Sequence[bool], live: Sequence[bool]

@@ -8,7 +8,7 @@ gradient saves no weight, the second does. Where leaves are saved, the plain loo
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -22,54 +22,89 @@ from .higher_order import of_plain_loop
 from .memory import changed
 
 
-def by_saved_leaves(
-    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], moved: Sequence[int],
-) -> list[Tensor | None] | None:  # fmt: skip
-    """The plain loop's gradients; None where it saves none of the leaves, so that they are the plan's.
+class Moved(NamedTuple):
+    """A run, leaves of which have got other memory since.
 
-    Args:
-        call: the call.
+    Attributes:
+        call: the run.
         were, now: its inputs in the memory that it read, and by now.
         grads, needed: what came in for each result; which inputs get a gradient.
-        moved: the places of those that are not the same.
-
-    Raises:
-        StepError: the plain loop would draw other noise.
+        places: of the inputs that are not the same.
     """
-    plan = call.ready.plan
-    moved = [k for k in moved if k >= len(plan.x) and not _is_same(were[k], now[k])]  # x is cut: views
-    if _has_whole_state(call, moved):
-        raise _refusal("an initial state")
-    moved = [k for k in moved if k not in call.ready.state_places]
-    if not moved:
-        return None
-    if plan.random:
-        raise _refusal("a weight of a step that draws noise")
-    found, saves = _of_plain_loop(call, were, now, grads, needed, moved)
-    return found if saves else None
 
+    call: Call
+    were: Sequence[Tensor]
+    now: Sequence[Tensor]
+    grads: Sequence[Tensor | None]
+    needed: Sequence[bool]
+    places: Sequence[int]
 
-def as_they_were(
-    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], moved: Sequence[int],
-) -> list[Tensor]:  # fmt: skip
-    """The inputs as the run read them, with the history that they have by now: gradients that are to be
-    differentiated are functions of these. See `by_saved_leaves`.
+    def by_saved_leaves(self) -> list[Tensor | None] | None:
+        """The plain loop's gradients; None where it saves none of the leaves, so that they are the plan's.
 
-    Raises:
-        StepError: the plain loop saves a leaf, whose numbers may be others at each derivative, or would draw
-            other noise; or its gradient does not fit the leaf any more.
-    """
-    fit = all(_looks(were[k]) == _looks(now[k]) for k in moved)
-    random, whole = call.ready.plan.random, _has_whole_state(call, moved)
-    if not fit or random or whole or _of_plain_loop(call, were, now, grads, needed, moved)[1]:
-        raise changed("a gradient is differentiated, but a weight or x")
-    found = [*were]
-    for k in moved:
-        if now[k].requires_grad:
-            found[k] = _AsItWas.apply(now[k], were[k])  # pyright: ignore[reportCallIssue]
-    return found
+        Raises:
+            StepError: the plain loop would draw other noise.
+        """
+        ready, were, now = self.call.ready, self.were, self.now
+        x = len(ready.plan.x)  # which is cut: views
+        other = self._replace(places=[k for k in self.places if k >= x and not _is_same(were[k], now[k])])
+        if other.has_whole_state:
+            raise _refusal("an initial state")
+        other = other._replace(places=[k for k in other.places if k not in ready.state_places])
+        if not other.places:
+            return None
+        if ready.plan.random:
+            raise _refusal("a weight of a step that draws noise")
+        found, saves = other.of_plain_loop()
+        return found if saves else None
+
+    def as_they_were(self) -> list[Tensor]:
+        """The inputs as the run read them, with the history that they have by now: gradients that are to be
+        differentiated are functions of these.
+
+        Raises:
+            StepError: the plain loop saves a leaf, whose numbers may be others at each derivative, or would
+                draw other noise; or its gradient does not fit the leaf any more.
+        """
+        were, now = self.were, self.now
+        fit = all(_looks(were[k]) == _looks(now[k]) for k in self.places)
+        if not fit or self.call.ready.plan.random or self.has_whole_state or self.of_plain_loop()[1]:
+            raise changed("a gradient is differentiated, but a weight or x")
+        found = [*were]
+        for k in self.places:
+            if now[k].requires_grad:
+                found[k] = _AsItWas.apply(now[k], were[k])  # pyright: ignore[reportCallIssue]
+        return found
+
+    @property
+    def has_whole_state(self) -> bool:
+        """Whether one of them is a state that a first step reads as it is given: a dense one is not cut."""
+        states = self.call.ready.state_places
+        return len(self.call.layout.ends) < 2 and any(k in states for k in self.places)
+
+    def of_plain_loop(self) -> tuple[list[Tensor | None], bool]:
+        """The plain loop's gradients, and whether it saves any of the leaves that moved."""
+        with torch.enable_grad():
+            own = [t.detach().requires_grad_(t.requires_grad or need)
+                   for t, need in zip(self.were, self.needed, strict=True)]  # fmt: skip
+        places, now = {id(own[k]): k for k in self.places}, self.now
+        saved = set[int]()
+
+        def pack(t: Tensor) -> Tensor | int:
+            k = places.get(id(t))
+            if k is None:
+                return t
+            saved.add(k)
+            return k
+
+        def unpack(kept: Tensor | int) -> Tensor:
+            if not isinstance(kept, int):
+                return kept
+            return now[kept].clone() if now[kept].is_inference() else now[kept].detach()
+
+        with torch.enable_grad(), saved_tensors_hooks(pack, unpack):
+            found = of_plain_loop(self.call, own, self.grads, self.needed, create_graph=False)
+        return found, bool(saved)
 
 
 class _AsItWas(torch.autograd.Function):
@@ -84,39 +119,6 @@ class _AsItWas(torch.autograd.Function):
     @not_followed
     def backward(ctx: Any, grad: Tensor) -> tuple[Tensor, None]:  # pyright: ignore
         return grad, None
-
-
-def _of_plain_loop(
-    call: Call, were: Sequence[Tensor], now: Sequence[Tensor], grads: Sequence[Tensor | None],
-    needed: Sequence[bool], moved: Sequence[int],
-) -> tuple[list[Tensor | None], bool]:  # fmt: skip
-    """The plain loop's gradients, and whether it saves any of the leaves that moved."""
-    with torch.enable_grad():
-        own = [t.detach().requires_grad_(t.requires_grad or need)
-               for t, need in zip(were, needed, strict=True)]  # fmt: skip
-    places = {id(own[k]): k for k in moved}
-    saved = set[int]()
-
-    def pack(t: Tensor) -> Tensor | int:
-        k = places.get(id(t))
-        if k is None:
-            return t
-        saved.add(k)
-        return k
-
-    def unpack(kept: Tensor | int) -> Tensor:
-        if not isinstance(kept, int):
-            return kept
-        return now[kept].clone() if now[kept].is_inference() else now[kept].detach()
-
-    with torch.enable_grad(), saved_tensors_hooks(pack, unpack):
-        found = of_plain_loop(call, own, grads, needed, create_graph=False)
-    return found, bool(saved)
-
-
-def _has_whole_state(call: Call, places: Sequence[int]) -> bool:
-    """Whether one of these is a state that a first step reads as it is given: a dense one is not cut."""
-    return len(call.layout.ends) < 2 and any(k in call.ready.state_places for k in places)
 
 
 def _looks(tensor: Tensor) -> tuple[torch.dtype, torch.Size, torch.device]:

@@ -26,7 +26,7 @@ def save(ctx: Any, tensors: Sequence[Tensor | None]) -> None:
     ctx.save_for_backward(*tensors)
 
 
-def saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
+def as_saved(ctx: Any, ready: Ready) -> Sequence[Tensor]:
     """What was saved. `ready`: the plan that ran.
 
     Raises:

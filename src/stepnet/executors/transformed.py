@@ -39,8 +39,7 @@ from .gradients import gradients, has_gradient
 from .higher_order import again, asked_again, at_places, is_plain, second_by_plain_loop, total
 from .nodes import applied, one_level_down
 from .ready import Ready
-from .saved_tensors import save
-from .saved_tensors import saved as as_saved
+from .saved_tensors import as_saved, save
 
 NEAR = 1 << 24  # bytes of weights, a copy for each call: with more, copies cost more than calls (measured)
 LARGE = 1 << 22  # multiplications of a call, which then take longer in products of all at once (measured)
@@ -523,7 +522,7 @@ def _along(
 
 def _kinds(run: Run, count: int) -> list[str]:
     """For each input whether it has rows (of steps, or of sequences), or is shared by them."""
-    rows = len(run.call.ready.plan.x) + len(run.call.ready.plan.states)
+    rows = run.call.ready.state_places.stop
     return ["row"] * rows + ["shared"] * (count - rows)
 
 

@@ -153,15 +153,15 @@ def _from_example(
     with left_as_it_was(module), ExitStack() as at_the_end:
         at_the_end.callback(calls.forget)
         with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
-            a, k = unflatten(spec, [i.value for i in inputs])
-            with run_plainly(module), as_it_was(module) as kept:
-                try:
-                    outputs = _outputs(_plain(module(*a, **k)), where)
-                except Exception as error:  # the user's code may raise any
-                    let_through(error)
-                    if batch and str(batch) in str(error) and not isinstance(error, IRError):
-                        raise _of_one_batch(where, batch, error) from error
-                    raise
+            args, kwargs = unflatten(spec, [i.value for i in inputs])
+            try:
+                with run_plainly(module), as_it_was(module) as kept:
+                    outputs = _outputs(_plain(module(*args, **kwargs)), where)
+            except Exception as error:  # the user's code may raise any
+                let_through(error)
+                if batch and str(batch) in str(error) and not isinstance(error, IRError):
+                    raise _of_one_batch(where, batch, error) from error
+                raise
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
         if batch:
             more = [batch_number(module, inputs, least, batch) for least in many(given)]

@@ -20,6 +20,7 @@ from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .questions import Iteration, Ways
 from .recurrence_call import RecurrenceCall
 from .scans import StepAxis, mask_of, per_sequence
+from .trace import Program
 
 
 def write_step(
@@ -42,25 +43,7 @@ def write_step(
     shapes += [b.shape(n) for n in state_nodes]
     examples = [*call.parts, *call.state]
     trace = BodyTrace(b, where, shapes, examples, weight_nodes, call.weights, size_nodes, call.sizes)
-    calls = call.calls_with(trace.numbers)
-    assert calls is not None  # noted of each step that may be written whole
-
-    def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
-        with warnings.catch_warnings(), calls.traced(no_lengths):
-            _spec, y, new = iteration(call.loop_with(sizes), leaves[: len(x)], leaves[len(x) :], ())
-        return [*y, *new]
-
-    def both_ways(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
-        loop = call.loop_with(sizes)
-
-        def once(own: Sequence[Tensor]) -> Iteration:
-            with warnings.catch_warnings(), calls.traced(no_lengths):
-                return iteration(loop, own[: len(x)], own[len(x) :], ())
-
-        _spec, y, new = Ways(once, where).run(leaves)
-        return [*y, *new]
-
-    program = trace.traced(both_ways if call.asks else run, code_of(call.loop).function)
+    program = _traced(trace, call, len(x), where)
     name = call.loop.body.name
     body = b.emit.graph.body(f"{name} body")
     inner = AtenNet(Emit(body), where)
@@ -86,10 +69,9 @@ def write_step(
         part = body.parameter("running", torch.bool, (-1, 1))
         inputs.append(LoopInput(mask, part, **steps.cut()))
         running = inner.emit.take(part, inner.emit.scalar(0), 1)
-        going = [per_sequence(inner.emit, running, len(inner.shape(node)) - 1) for node in ends]
         new = [
-            inner.emit.call("where", go, now, before) if moving else now
-            for go, now, before, moving in zip(going, new, carried, moves, strict=True)
+            _while(inner, running, node, now, before) if moving else now
+            for node, now, before, moving in zip(ends, new, carried, moves, strict=True)
         ]
     results = [body.result(inner.emit.copied(value)) for value in compress(new, moves)]
     out = [inner.emit.copied(value) for value in out[: len(call.y)]]
@@ -105,3 +87,27 @@ def write_step(
     return list(made[: len(call.y)]), [
         next(last) if moving else first for moving, first in zip(moves, states, strict=True)
     ]
+
+
+def _traced(trace: BodyTrace, call: RecurrenceCall, n: int, where: str) -> Program:
+    """The step, of so many parts of x; both ways of what it asks all rows."""
+    calls = call.calls_with(trace.numbers)
+    assert calls is not None  # noted of each step that may be written whole
+
+    def run(leaves: Sequence[Tensor], sizes: Sequence[Any]) -> list[Tensor]:
+        loop = call.loop_with(sizes)
+
+        def once(own: Sequence[Tensor]) -> Iteration:
+            with warnings.catch_warnings(), calls.traced(no_lengths):
+                return iteration(loop, own[:n], own[n:], ())
+
+        _spec, y, new = Ways(once, where).run(leaves) if call.asks else once(leaves)
+        return [*y, *new]
+
+    return trace.traced(run, code_of(call.loop).function)
+
+
+def _while(net: AtenNet, running: Value, node: FxNode, now: Value, before: Value) -> Value:
+    """A new state of the sequences that go on; the state before of those that have ended."""
+    go = per_sequence(net.emit, running, len(net.shape(node)) - 1)
+    return net.emit.call("where", go, now, before)

@@ -17,7 +17,6 @@ from .file_errors import Unreadable as Unreadable
 from .files import opened as opened
 from .files import writing as writing
 from .fourier import transformed as transformed
-from .fused_calls import Otherwise as Otherwise
 from .misfit import UNSIGNED as UNSIGNED
 from .misfit import Misfit as Misfit
 from .misfit import attributes_text as attributes_text

@@ -13,8 +13,7 @@ from torch import Tensor
 from stepnet.data.modes import nothing_around
 from stepnet.engine.rounding import close
 from stepnet.errors import Unsupported
-from stepnet.executors.line import Ended as Otherwise
-from stepnet.executors.line import Memory, Place, places_in
+from stepnet.executors.line import Memory, Otherwise, Place, places_in
 from stepnet.executors.registry import tried
 from stepnet.executors.setting import check_backend
 

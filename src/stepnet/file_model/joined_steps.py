@@ -19,11 +19,11 @@ import torch
 from torch import Tensor
 
 from stepnet.errors import StepnetError
+from stepnet.executors.line import Otherwise
 from stepnet.ir.last_uses import last_uses
 from stepnet.ir.loop import BackEdge, Concat, Invariant, Last, Loop, Merged, Slice
 from stepnet.iterator.rows import RowLoop
 
-from .fused_calls import Otherwise
 from .misfit import Misfit
 from .model import FileBody
 from .recording import not_in_recordings

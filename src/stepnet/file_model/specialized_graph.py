@@ -21,8 +21,8 @@ from stepnet.data.modes import sees_saved_tensors
 from stepnet.data.recording import LeftByRuns
 from stepnet.data.tensor_guards import alike
 from stepnet.errors import StepnetError
+from stepnet.executors.line import Otherwise
 
-from .fused_calls import Otherwise
 from .recording import Function, Recorder, Unprepared
 from .repeated_calls import Again, modes, nothing_watches
 

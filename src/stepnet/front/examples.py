@@ -14,7 +14,7 @@ from stepnet.data.array import TensorArray, contents_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import unrecorded
 from stepnet.data.recording import UNKNOWN, StandIn
-from stepnet.data.values import rows
+from stepnet.data.values import rows_of
 from stepnet.errors import StepError, StepnetError
 from stepnet.user_line import Line
 
@@ -48,10 +48,10 @@ def packed(array: TensorArray, *args: Any, **kwargs: Any) -> LoDTensor:
 def _packed_like(array: TensorArray, level: Any, indices_map: Any, lod: Any = None) -> Any:
     """What that gives without data: a value like those in the array as one sequence, at every level."""
     value = like_values_of(array) if isinstance(array, TensorArray) else None
-    if value is None or not rows(value).dim():
+    if value is None or not rows_of(value).dim():
         return UNKNOWN
     below = value.recursive_sequence_lengths() if isinstance(value, LoDTensor) else []
-    return LoDTensor.from_lengths(rows(value), [*([1] for _ in lod or ()), [len(value)], *below])
+    return LoDTensor.from_lengths(rows_of(value), [*([1] for _ in lod or ()), [len(value)], *below])
 
 
 def read_of(array: TensorArray, *args: Any, **kwargs: Any) -> Any:

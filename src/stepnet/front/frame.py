@@ -155,7 +155,7 @@ class WhileLoop:
 
     @property
     def results(self) -> tuple[Tensor, ...]:
-        """The loop variables after the last step."""
+        """The loop variables after the last step. Raises StepError in the frame: it has not run."""
         if self._results is None:
             raise StepError(
                 "the loop runs when its frame is left, and it has not run yet",

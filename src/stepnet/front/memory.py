@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import brief, listed, number, whole
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import brief, listed, name_of, number, whole
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
 from stepnet.errors import StepError, Unsupported

@@ -10,7 +10,7 @@ of its own last row: it has no gradient, unless it gives NaN.
 from __future__ import annotations
 
 from collections.abc import Sequence
-from typing import Any
+from typing import Any, NamedTuple
 
 import torch
 from torch import Tensor
@@ -32,24 +32,14 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     begin = n_x + n_state + n_static
     x, state = tensors[:n_x], tensors[n_x : n_x + n_state]
     static, reads = tensors[n_x + n_state : begin], tensors[begin + n_x * way.levels :]
-    one, two = x[0].shape[:2] if not way.levels else (0, 0)
-    at, device = 0 if way.levels else way.axis % x[0].dim(), x[0].device
     if way.levels:
-        offsets = tensors[begin + way.levels - 1].to(device)
-        starts, lengths, stride = offsets[:-1], offsets.diff(), 1
-        for t in (*state, *static):  # torch does not find it out from the offsets
-            torch._check(starts.shape[0] == t.shape[0])
-            torch._check(lengths.shape[0] == t.shape[0])
-        rows = list(x)
+        lie = _ragged(x, tensors[begin + way.levels - 1], (*state, *static))
     else:
-        cut = [t.movedim(at, 0) for t in x]
-        one, two = cut[0].shape[:2]
-        rows = [t.reshape(one * two, *t.shape[2:]) for t in cut]
-        starts = torch.arange(two, device=device)
-        lengths, stride = torch.full_like(starts, one), two
+        lie = _dense(x, way.axis)
     if way.reverse:
-        starts, stride = starts + (lengths - 1) * stride, -stride
-    count = rows[0].shape[0]
+        lie = lie.backwards()
+    rows, starts, lengths, stride = lie
+    count, device = rows[0].shape[0], x[0].device
     # torch's backward calls the body where there is no step, too: then of a row of zeros
     rows = [torch.cat([t, t.new_zeros(1, *t.shape[1:])]) for t in rows]
     tables = [
@@ -94,8 +84,43 @@ def as_loop(call: Recurrence, tensors: Sequence[Tensor]) -> list[Tensor]:
     _, *last = while_loop_op(goes_on, dispatch_functionalize(body), first, same)
     y = [table[:count].clone() for table in last[:n_y]]
     if not way.levels:
-        y = [t.reshape(one, two, *t.shape[1:]).movedim(0, at).contiguous() for t in y]
+        axis = way.axis % x[0].dim()
+        one, two = x[0].shape[axis], x[0].shape[0 if axis else 1]
+        y = [t.reshape(one, two, *t.shape[1:]).movedim(0, axis).contiguous() for t in y]
     return [*y, *last[n_y:]]
+
+
+class _Rows(NamedTuple):
+    """Rows of x, of which sequence b has `starts[b] + t * stride` at step t."""
+
+    rows: list[Tensor]
+    starts: Tensor
+    lengths: Tensor
+    stride: Any
+
+    def backwards(self) -> _Rows:
+        """Each sequence from its end."""
+        starts = self.starts + (self.lengths - 1) * self.stride
+        return self._replace(starts=starts, stride=-self.stride)
+
+
+def _ragged(x: Sequence[Tensor], offsets: Tensor, others: Sequence[Tensor]) -> _Rows:
+    """Sequences one after the other; `others` have a row for each."""
+    offsets = offsets.to(x[0].device)
+    starts, lengths = offsets[:-1], offsets.diff()
+    for t in others:  # torch does not find it out from the offsets
+        torch._check(starts.shape[0] == t.shape[0])
+        torch._check(lengths.shape[0] == t.shape[0])
+    return _Rows([*x], starts, lengths, 1)
+
+
+def _dense(x: Sequence[Tensor], axis: int) -> _Rows:
+    """Sequences side by side, steps along an axis."""
+    cut = [t.movedim(axis % x[0].dim(), 0) for t in x]
+    one, two = cut[0].shape[:2]
+    starts = torch.arange(two, device=x[0].device)
+    rows = [t.reshape(one * two, *t.shape[2:]) for t in cut]
+    return _Rows(rows, starts, torch.full_like(starts, one), two)
 
 
 def _differentiable_once(carried: Sequence[Tensor], inputs: Sequence[Tensor]) -> list[Tensor]:

@@ -13,8 +13,7 @@ from torch import Tensor
 from stepnet.data.modes import default_device, nothing_around, settings
 from stepnet.data.unpatched_torch import contiguous, data_ptr
 from stepnet.engine import Entry, Reads
-from stepnet.executors.autograd import is_computed_again, run_direct
-from stepnet.executors.autograd import run as run_plan
+from stepnet.executors.autograd import is_computed_again, run_direct, run_plan
 from stepnet.executors.call import Call, goes_by_places, not_asked_for
 from stepnet.executors.direct import Direct, Lately
 from stepnet.executors.layout import Layout

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn.utils.rnn import PackedSequence
 
-from stepnet.data.arguments import brief, whole
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import brief, name_of, whole
 from stepnet.data.convert import DEEPEST
 from stepnet.data.lod import LoDTensor
 from stepnet.data.no_graph import refuse_proxies
@@ -55,7 +54,7 @@ class Dense:
 
     def check(self, name: str, value: Any, like: Tensor | None = None) -> Any:
         """The value as a tensor or a LoDTensor, if it is of this type. Numbers from lists and arrays take the
-        dtype and device of `like`, or torch's defaults."""
+        dtype and device of `like`, or torch's defaults. Raises TapeError: it is not."""
         value, rows = _taken(name, value, self, self.size, like)
         if rows.dim() != 2 or rows.shape[1] != self.size or not rows.is_floating_point():
             _refuse(name, value, self, f"a tensor of floating point rows [n, {self.size}]")
@@ -89,7 +88,7 @@ class Integer:
 
     def check(self, name: str, value: Any, like: Tensor | None = None) -> Any:
         """The value as a tensor or a LoDTensor, if it is of this type. The range is checked on the CPU alone,
-        where it is free."""
+        where it is free. Raises TapeError: it is not."""
         value, rows = _taken(name, value, self, None, like)
         if rows.dim() != 1 or rows.dtype not in (torch.int64, torch.int32):
             _refuse(name, value, self, "a tensor of int64 rows [n]")

@@ -7,8 +7,7 @@ from __future__ import annotations
 
 from typing import Literal
 
-from stepnet.data.arguments import choice, truth
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import choice, name_of, truth
 from stepnet.errors import TapeError
 from stepnet.tape.evaluator import Evaluator
 from stepnet.tape.item import TapeItem

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 
 from stepnet import decode
-from stepnet.data.arguments import brief
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import brief, name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import TapeError

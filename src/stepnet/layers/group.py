@@ -9,8 +9,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from stepnet.data.arguments import function
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import function, name_of
 from stepnet.data.lod import LoDTensor
 from stepnet.data.tree import map_leaves
 from stepnet.errors import TapeError

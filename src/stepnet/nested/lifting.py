@@ -24,7 +24,7 @@ from stepnet.data.modes import settings, transformed
 from stepnet.data.offsets import LoD
 from stepnet.data.storage import versions
 from stepnet.data.tree import Spec, flatten, unflatten
-from stepnet.data.values import rows
+from stepnet.data.values import rows_of
 from stepnet.engine import find_plan, read, run
 from stepnet.executors.segment import LoDCut
 from stepnet.front.memory import ScopeStep
@@ -127,7 +127,7 @@ def once(
         return entry.ready is not None and entry.compiled is not None and not entry.compiled.fused.random
 
     def reads() -> tuple[Any, Sequence[Tensor]] | None:
-        found = read(loop, [rows(leaf) for leaf in call.x], call.state, ())
+        found = read(loop, [rows_of(leaf) for leaf in call.x], call.state, ())
         return None if found.refusal is not None else (found.whole, found.tensors)
 
     def boot(n: int) -> list[Tensor]:
@@ -182,8 +182,8 @@ class _OuterRun:
             self._given_up.add(number)  # it will not be tried again: the run over all steps was wasted
             return None
         leaf = self._here[places[0]]
-        y = [LoDTensor.of(rows(cut.parts[self._t]), leaf.structure) for cut in kept.y]
-        return unflatten(kept.y_spec, y), [rows(cut.parts[self._t]) for cut in kept.final]
+        y = [LoDTensor.of(rows_of(cut.parts[self._t]), leaf.structure) for cut in kept.y]
+        return unflatten(kept.y_spec, y), [rows_of(cut.parts[self._t]) for cut in kept.final]
 
     def may_run_once(self, x: Any, state: Any) -> bool:
         if self.calls in self._given_up:
@@ -266,8 +266,8 @@ class _OuterRun:
             return False
         if transformed():  # where nobody writes so, and vmap compares no numbers
             return True
-        here = [rows(self._here[place]) for place in places]
-        known = [*kept.weights, *(rows(cut.parts[self._t]) for cut in kept.x)]
+        here = [rows_of(self._here[place]) for place in places]
+        known = [*kept.weights, *(rows_of(cut.parts[self._t]) for cut in kept.x)]
         return all(map(_equal, (*found[1], *here), known))
 
 
@@ -309,7 +309,7 @@ def code_of_step(step: Any) -> Any:
 
 
 def _versions(leaves: Sequence[Any]) -> list[int]:
-    return versions([*map(rows, leaves)])
+    return versions([*map(rows_of, leaves)])
 
 
 def _equal(a: Tensor, b: Tensor) -> bool:

@@ -28,7 +28,7 @@ from stepnet.data.offsets import LoD
 from stepnet.data.storage import distinct
 from stepnet.data.tree import by_leaf, flatten, unflatten
 from stepnet.data.unpatched_torch import from_numpy
-from stepnet.data.values import rows as rows_of
+from stepnet.data.values import rows_of
 from stepnet.engine import Steps, Way, asked, executor_choice, find_plan, run, run_again, run_warm
 from stepnet.errors import StepnetError, Unsupported
 from stepnet.executors import naive

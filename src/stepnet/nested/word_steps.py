@@ -21,7 +21,7 @@ from stepnet.data.bounded_cache import Bounded
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ, without_any_mode
 from stepnet.data.tree import by_leaf, flatten, flatten_as, unflatten
-from stepnet.data.values import rows as rows_of
+from stepnet.data.values import rows_of
 from stepnet.errors import Unsupported
 from stepnet.front.step import StepBody, WithStatic, as_step, boot_state, kept_dtypes, own_spec
 from stepnet.watchers import kept_by

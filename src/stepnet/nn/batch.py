@@ -15,8 +15,7 @@ from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import surely_differ
 from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import AS_A_LAYER, StandIn
-from stepnet.data.values import rows as rows_of
-from stepnet.data.values import without_packed
+from stepnet.data.values import rows_of, without_packed
 from stepnet.errors import StepError
 
 

@@ -17,8 +17,7 @@ from stepnet.data.arguments import brief, truth
 from stepnet.data.no_graph import refuse_proxies
 from stepnet.data.recording import UNKNOWN, recorded_in_frames
 from stepnet.data.tree import by_leaf, flatten
-from stepnet.data.values import rows as rows_of
-from stepnet.data.values import without_packed
+from stepnet.data.values import rows_of, without_packed
 from stepnet.errors import StepError
 from stepnet.front.step import TorchCell, as_step, describe_leaf, step_name
 from stepnet.resets import as_resets

@@ -14,8 +14,7 @@ import torch
 from onnx_ir.passes.common import RemoveUnusedNodesPass
 from torch import nn
 
-from stepnet.data.arguments import path as path_of
-from stepnet.data.arguments import truth
+from stepnet.data.arguments import path_of, truth
 from stepnet.data.modes import as_written
 from stepnet.errors import IRError
 from stepnet.export import module_graph

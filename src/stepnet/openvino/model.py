@@ -9,7 +9,7 @@ from typing import Any
 
 import torch
 
-from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import path_of
 from stepnet.data.in_graph import by_python
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError

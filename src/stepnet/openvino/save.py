@@ -9,7 +9,7 @@ from typing import Any
 
 from torch import nn
 
-from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import path_of
 from stepnet.errors import IRError
 from stepnet.export import module_graph
 

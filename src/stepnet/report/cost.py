@@ -146,12 +146,6 @@ def call_flops(name: str, read: Sequence[Tensor], results: Sequence[Tensor]) -> 
 # -- layers of files, by OpenVINO's name of their type ------------------------------------------------------
 
 VIEWS = _names("identity reshape squeeze unsqueeze shapeof parameter result const assign readvalue")
-MOVES = VIEWS | _names(
-    "batchtospace broadcast concat convert convertlike convertpromotetypes depthtospace eye gather"
-    " gatherelements gathernd gathertree nonzero onehot pad range reverse reversesequence roll"
-    " scatterelementsupdate scatterndupdate scatterupdate select shufflechannels slice slicescatter"
-    " spacetobatch spacetodepth split stridedslice tile topk transpose unique variadicsplit"
-)
 COSTLY = _names(
     "acos acosh asin asinh atan atanh cos cosh elu erf erfinv exp gelu log mish power selu sigmoid sin sinh"
     " softplus sqrt swish tan tanh"

@@ -18,7 +18,7 @@ from stepnet.data.arguments import truth, whole
 from stepnet.data.dtypes import dtype_name
 from stepnet.data.in_graph import leave_to_python, not_followed
 from stepnet.data.lod import LoDTensor
-from stepnet.data.values import rows
+from stepnet.data.values import rows_of
 from stepnet.engine import Entry, OverSequences, carrying, find_plan, leaving, why_not_looked_at
 from stepnet.errors import StepError, Unsupported
 from stepnet.executors.base import Backend
@@ -199,7 +199,7 @@ def explain_loop(
         executor, label = entry.ready.executor.name, entry.ready.executor.label
         tensors = [captures.tensors[place] for place in entry.weights]
         loops, saved, linear = describe_plan(
-            entry.ready, loop, entry.y_spec, tensors, counts, code, rows(x_leaves[0]).device.type
+            entry.ready, loop, entry.y_spec, tensors, counts, code, rows_of(x_leaves[0]).device.type
         )
     elif chosen not in (AUTO, PLAIN.name) and not scopes:
         executor, label = REFUSED, "declined"
@@ -209,7 +209,7 @@ def explain_loop(
         loops = (described,)
         notes.append(note)
     lengths = sorted(counts)
-    tables = list(map(rows, x_leaves))
+    tables = list(map(rows_of, x_leaves))
     wants = any(t.requires_grad for t in (*tables, *states, *shared, *captures.tensors))
     return Explanation(
         name=body.name,

@@ -8,8 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any, ClassVar
 
-from stepnet.data.arguments import name as name_of
-from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import name_of, path_of
 from stepnet.executors.naive import PLAIN
 
 from .records import REFUSED, Direction, LoopSummary, Op, Refused, Region, RegionKind, Saved, as_data

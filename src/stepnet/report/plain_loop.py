@@ -22,7 +22,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.lod import LoDTensor
 from stepnet.data.modes import draws_put_back
 from stepnet.data.tree import leaves
-from stepnet.data.values import rows as rows_of
+from stepnet.data.values import rows_of
 from stepnet.errors import Unsupported
 from stepnet.executors import naive
 from stepnet.ir.loop import Loop

@@ -13,7 +13,7 @@ from typing import Any
 import torch
 from torch import Tensor, nn
 
-from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import path_of
 from stepnet.errors import IRError, TapeError
 from stepnet.export import Graph, Target, module_graph
 from stepnet.openvino.writing.from_graph import OPENVINO, net_of

@@ -10,7 +10,7 @@ from typing import Any
 
 from torch import Tensor, nn
 
-from stepnet.data.arguments import name as name_of
+from stepnet.data.arguments import name_of
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepnetError, TapeError
 from stepnet.locks import Lock
@@ -187,7 +187,11 @@ class Tape:
 
     def check_items(self, items: Iterable[TapeItem], where: str | Place, group: Any = UNKNOWN) -> None:
         """Refuse items that are not on this tape, or not in a recurrent group; in that recorded here if none
-        is named."""
+        is named. `where`: what errors begin with.
+
+        Raises:
+            TapeError: one is not.
+        """
         group = self.group if group is UNKNOWN else group
         for item in items:
             found = item.creation

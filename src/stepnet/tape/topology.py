@@ -286,7 +286,11 @@ class Topology(nn.Module):
             super().__setattr__(name, value)
 
     def forward(self, *args: Any, **feeds: Any) -> tuple[Any, Metrics]:
-        """Play the layers on the values of the data layers, given by name."""
+        """Play the layers on the values of the data layers, given by name: the outputs, and the metrics.
+
+        Raises:
+            TapeError: a value is missing, unknown or without a name; or an evaluator is to be exported.
+        """
         if args:
             raise TapeError(
                 "a topology takes the values of its data layers by name",

@@ -13,7 +13,7 @@ from torch import Tensor
 from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import data_ptr, empty, empty_on_cpu
 from stepnet.errors import BuildError, Unsupported
-from stepnet.executors.line import Ended, Line, Op, Place, Run, places_in
+from stepnet.executors.line import Line, Op, Otherwise, Place, Run, places_in
 
 from .build import build, preamble
 from .cells import steps_text
@@ -71,7 +71,7 @@ def line_in_c(line: Line) -> Run:
         ended = numbers[0]
         idle.append((numbers, space))
         if ended:
-            raise Ended
+            raise Otherwise
         return made
 
     return run

@@ -11,8 +11,8 @@ from __future__ import annotations
 from stepnet.ir.graph import Node
 from stepnet.ir.ops import OPS, TOTALS, Stage
 
-from .program import Program
-from .views import Access, broadcast
+from .program import Program, operands
+from .views import Access, broadcast, contiguous
 
 
 def makers(p: Program) -> dict[str, Node]:
@@ -36,7 +36,7 @@ def homes(p: Program) -> dict[str, list[str]]:
         homes[carry.result].append(f"next:{carry.parameter}")
     for node in p.nodes:
         at = p.level[id(node)]
-        for operand in node.inputs[:1] if node.op == "matmul" else node.inputs:
+        for operand in operands(node):
             base = p.base(operand)
             maker = made.get(base)
             if maker is None or maker.op in TOTALS:
@@ -54,21 +54,11 @@ def parts(p: Program) -> dict[str, list[tuple[str, Access]]]:
     for node in p.nodes:
         if node.op != "cat":
             continue
-        steps = _dense(p.value(node.output).shape)
+        steps = contiguous(p.value(node.output).shape)
         dim, at = node.attr("dim"), 0
         for name in node.inputs:
             shape = p.value(name).shape
-            strides = tuple(0 if n == 1 else s for n, s in zip(shape, steps, strict=True))
-            access = Access(node.output, at * steps[dim], shape, strides)
-            found.setdefault(name, []).append((node.output, broadcast(access, shape)))
+            access = broadcast(Access(node.output, at * steps[dim], shape, steps), shape)
+            found.setdefault(name, []).append((node.output, access))
             at += shape[dim]
     return found
-
-
-def _dense(shape: tuple[int, ...]) -> tuple[int, ...]:
-    """Row-major strides."""
-    out, step = [], 1
-    for size in reversed(shape):
-        out.append(step)
-        step *= size
-    return tuple(reversed(out))

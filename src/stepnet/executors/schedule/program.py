@@ -96,6 +96,11 @@ class Program:
         return self.access.get(name) or Access.of(name, self.value(name).shape)
 
 
+def operands(node: Node) -> Sequence[str]:
+    """What a node reads in a row function: the matrix of a product is read apart."""
+    return node.inputs[:1] if node.op == "matmul" else node.inputs
+
+
 def program(loop: LoopPlan, region: Region, real: str) -> Program:
     """Prepare a scan whose numbers are of the type `real`."""
     return _Maker(loop, region, real).make()
@@ -137,34 +142,23 @@ class _Maker:
             rows_out.append(source)
         over = self._over_steps(wanted, rows_out)
         graph = Graph("scan", (), tuple(self.nodes), (), self.values)
-        inside = set(self.made) | {c.parameter for c in region.carries}
-        read = list(
-            dict.fromkeys(
-                [
-                    *(self.access_of(n).base for node in self.nodes for n in self._operands(node)),
-                    *(seen.base for each in over for seen in (each.left, each.right)),
-                ]
-            )
-        )
-        outside = [n for n in read if n not in inside]
+        outside = self._read_from_outside(over)
         matrices = [node.inputs[1] for node in self.nodes if node.op == "matmul"]
         matrices = list(dict.fromkeys([*matrices, *(n for n in outside if n in by_row)]))
+        of_kind = {
+            kind: [n for n in outside if self.values[n].kind == kind]
+            for kind in ("row", "sequence", "shared")
+        }
+        made_apart = {*by_row, *places}
         result = Program(
             graph=graph,
             nodes=self.nodes,
             access=self.access,
             carries=carries,
             held=held,
-            row_inputs=[n for n in outside if self.values[n].kind == "row"],
-            whole=[n for n in outside if self.values[n].kind == "sequence"],
-            shared=[
-                n
-                for n in outside
-                if self.values[n].kind == "shared"
-                and n not in by_row
-                and n not in places
-                and self._constant(n) is None
-            ],
+            row_inputs=of_kind["row"],
+            whole=of_kind["sequence"],
+            shared=[n for n in of_kind["shared"] if n not in made_apart and self._constant(n) is None],
             matrices=matrices,
             by_row=by_row,
             places=places,
@@ -179,6 +173,13 @@ class _Maker:
         self._set_apart(result)
         _set_levels(result)
         return result
+
+    def _read_from_outside(self, over: Sequence[OverSteps]) -> list[str]:
+        """What the nodes and the sums over steps read and the scan does not make, in order."""
+        read = [self.access_of(n).base for node in self.nodes for n in operands(node)]
+        read += [seen.base for each in over for seen in (each.left, each.right)]
+        inside = {*self.made, *(c.parameter for c in self.region.carries)}
+        return [n for n in dict.fromkeys(read) if n not in inside]
 
     def _over_steps(self, wanted: set[str], tables: list[str]) -> list[OverSteps]:
         """Sums over steps that need not be made in the loop: their nodes go, and the rows that they are made
@@ -232,7 +233,7 @@ class _Maker:
 
     def _set_apart(self, p: Program) -> None:
         """Matmuls that need not wait for the step they belong to."""
-        read = {p.base(n) for node in p.nodes for n in self._operands(node)}
+        read = {p.base(n) for node in p.nodes for n in operands(node)}
         for at, node in enumerate(p.nodes):
             if node.op != "matmul" or len(p.value(node.inputs[0]).shape) != 1:
                 continue
@@ -247,9 +248,6 @@ class _Maker:
                 p.late.append(node)
         apart = {id(node) for node in (*p.early, *p.late)}
         p.nodes = [node for node in p.nodes if id(node) not in apart]
-
-    def _operands(self, node: Node) -> Sequence[str]:
-        return node.inputs[:1] if node.op == "matmul" else node.inputs
 
     def _constant(self, name: str) -> float | None:
         if name in self.constants:
@@ -330,15 +328,14 @@ def _set_levels(p: Program) -> None:
     ready: dict[str, int] = {}
     base = p.base
     for node in p.nodes:
-        operands = node.inputs[:1] if node.op == "matmul" else node.inputs
-        level = max((ready.get(base(n), 0) for n in operands), default=0)
+        level = max((ready.get(base(n), 0) for n in operands(node)), default=0)
         p.level[id(node)] = level
         for name in node.outputs:
             ready[name] = level + (node.op == "matmul")
     # as late as its readers allow: then what one reads stays in registers
     readers: dict[str, list[Node]] = {}
     for node in p.nodes:
-        for name in node.inputs[:1] if node.op == "matmul" else node.inputs:
+        for name in operands(node):
             readers.setdefault(base(name), []).append(node)
     for node in p.nodes:  # a copy that nobody reads is made where its source is read anyway
         if node.op == "copy" and node.output not in readers:

@@ -17,7 +17,7 @@ from onnx.inliner import inline_selected_functions
 from onnx_ir.tensor_adapters import to_torch_dtype
 from torch import Tensor, nn
 
-from stepnet.data.arguments import path as path_of
+from stepnet.data.arguments import path_of
 from stepnet.data.in_graph import by_python
 from stepnet.data.outputs import Outputs
 from stepnet.errors import IRError
