@@ -176,6 +176,7 @@ class WayBack:
     ) -> Backward:
         """All of it, with what maps read besides."""
         lone, maps = self.lone, (*self.lone.before, *self.lone.after)
+        asked = {name for name in self.tangents if name in self.places}  # of maps' own reads it is the rows
         read = {name for node in maps for name in node.inputs} - self.before - self.by_maps
         for name in sorted(read - {*self.at_hand, *self.shifted, *self.places}):
             self.places[name] = len(self.made)
@@ -190,7 +191,7 @@ class WayBack:
             self.values[name] = Place(k)
         self.at_hand |= {name: k for k, name in enumerate(self.shifted, after)}
         strides = {**strides, **{name: contiguous_strides(self.kinds[name].shape) for name in self.before}}
-        lasts = {name: made.pop(name) for name in self.tangents if name in made}
+        lasts = {name: made.pop(name) for name in asked}
         numbers = after + len(self.shifted)
         y = self.likes[self.saved :][: 0 if self.before else len(self.ready.plan.y)]  # which maps may read
         filled = [
