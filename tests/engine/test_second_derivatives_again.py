@@ -130,3 +130,18 @@ def test_sums_are_put_back_in_order_once(monkeypatch: pytest.MonkeyPatch) -> Non
         assert not any(
             node.op == "permute" and kinds[node.output].kind == "sum" for node in plan.backward.body.nodes
         )
+
+
+def test_numbers_that_became_inputs_meanwhile(monkeypatch: pytest.MonkeyPatch) -> None:
+    """As they do where another thread runs a step that differs by them: more is read than at the call."""
+    expected = of_weights(*made(), BACKEND)
+    cell, x, h = made()
+    of_weights(cell, x, h, BACKEND)
+    own_now = jvp_plan.RunsAlong._now
+
+    def now(self: Any, tensors: Sequence[Tensor]) -> Any:
+        reads, changed = own_now(self, tensors)
+        return reads._replace(tensors=[*reads.tensors, torch.ones(())]), changed
+
+    monkeypatch.setattr(jvp_plan.RunsAlong, "_now", now)
+    same(of_weights(cell, x, h, BACKEND), expected)

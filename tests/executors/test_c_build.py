@@ -499,6 +499,12 @@ def test_a_compiler_that_does_not_work_says_why(cc, reason, tmp_path, monkeypatc
 
 
 @needs_compiler
+def test_a_compiler_whose_code_would_end_this_process_is_not_used(monkeypatch):
+    monkeypatch.setenv("CC", f"{c_build.compiler().command[0]} -fsanitize=address")
+    assert "LD_PRELOAD" in (c_build.available() or "")
+
+
+@needs_compiler
 def test_a_compiler_error_shows_its_own_words_and_the_command():
     with pytest.raises(BuildError) as raised:
         c_build.build("void broken(void) { this is not C; }")

@@ -143,8 +143,9 @@ def test_a_folder_that_others_can_change_is_refused(name, cache):
     plan_files.write(KEY, DATA)
     path_of(cache).rename(cache.parent / "kept")
     FOLDERS[name](cache)
-    with pytest.warns(RuntimeWarning, match="cannot be the cache of built libraries"):
+    with pytest.warns(RuntimeWarning, match="cannot be the cache of built libraries") as told:
         plan_files.write(KEY, DATA)
+    assert told[0].filename == __file__  # the user's line
     assert not path_of(cache).exists()
     assert plan_files.read(KEY) == DATA  # from a folder of this process alone
 

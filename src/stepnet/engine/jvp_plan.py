@@ -332,7 +332,10 @@ class RunsAlong:
             lambda: _Twin(self, beside, directions, own, of_weights, noise is not None, whole)
         )
         size = about_as_many(beside.layout.sequences)
-        kind = tuple([v is None for v in directions]), noise is None, whole, forward_mode, size, settings()
+        # numbers may be inputs by now, which the call had none of: another thread ran a step with others
+        n_read = len(now.tensors)
+        ways = tuple([v is None for v in directions])
+        kind = ways, n_read, noise is None, whole, forward_mode, size, settings()
         given = *beside.x_rows, *beside.states, *now.tensors, *(v for v in of_weights if v is not None)
         is_like, known = self.ready.along_lately.get(kind, (None, None))
         if known is None or is_like is None or not is_like(*given):

@@ -25,6 +25,7 @@ from collections.abc import Iterator
 from pathlib import Path
 
 from stepnet.errors import BuildError
+from stepnet.user_line import user_level
 
 from . import cache_trim
 
@@ -245,7 +246,9 @@ def _private_folder(reason: str) -> Path:
         raise BuildError(
             reason, got=str(error), remedy="set STEPNET_CACHE_DIR to a folder you may write in"
         ) from error
-    warnings.warn(f"{reason}; building again in every process, in {folder}", RuntimeWarning, stacklevel=2)
+    warnings.warn(
+        f"{reason}; building again in every process, in {folder}", RuntimeWarning, stacklevel=user_level()
+    )
     owner = os.getpid()
 
     def discard() -> None:

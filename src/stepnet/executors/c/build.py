@@ -60,7 +60,15 @@ _LIBM = ("-lm",)
 
 _Made = TypeVar("_Made")
 _REMEDY = "install gcc or clang, or pip install 'stepnet[compiler]', or set CC to a C compiler"
-_PROBE = "#include <math.h>\n#include <stdint.h>\n#include <string.h>\n"
+_PROBE = """#include <math.h>
+#include <stdint.h>
+#include <string.h>
+#ifdef __has_feature
+#if __has_feature(address_sanitizer)
+#define __SANITIZE_ADDRESS__ 1
+#endif
+#endif
+"""
 _TIMEOUT = 300.0  # seconds; a build takes about one
 _MOST_WAIT = 60.0  # for another process that builds the same
 _MOST_BYTES = 64 << 20  # of one file that is read back
@@ -240,7 +248,7 @@ _need_all: set[Compiler] = set()
 @functools.cache
 def header(name: str) -> str:
     """The text of one of the files that generated code stands on."""
-    return resources.files("stepnet.executors.c").joinpath(name).read_text()
+    return resources.files("stepnet.executors.c").joinpath(name).read_text("utf-8")
 
 
 # ---- the compiler
@@ -290,6 +298,8 @@ def _try_compiler(command: tuple[str, ...]) -> Compiler | str:
         except subprocess.TimeoutExpired:
             return f"no answer in {_TIMEOUT:.0f} s"
         if done.returncode == 0 and "__STDC__" in done.stdout:
+            if "__SANITIZE_ADDRESS__" in done.stdout and not hasattr(ctypes.CDLL(None), "__asan_init"):
+                return "AddressSanitizer ends a process that was not started with LD_PRELOAD=libasan.so"
             return Compiler(command, flags, hashlib.sha256(done.stdout.encode()).hexdigest())
         reason = reason or _first_lines(done.stderr, 3) or f"exit status {done.returncode}"
     return reason
@@ -302,7 +312,7 @@ def _run(command: list[str], stdin: str = "") -> subprocess.CompletedProcess[str
         command,
         input=stdin,
         capture_output=True,
-        text=True,
+        encoding="utf-8",
         errors="replace",
         timeout=_TIMEOUT,
         env=environment,
@@ -370,7 +380,7 @@ def _made(
     try:
         with cache_folder.workplace(folder) as work:
             text, binary = Path(work, name).with_suffix(".c"), Path(work, name)
-            text.write_text(source)
+            text.write_text(source, "utf-8")
             inputs = [text]
             for at, data in enumerate(objects):
                 inputs.append(Path(work, f"linked{at}.o"))

@@ -13,6 +13,7 @@ from stepnet.executors.layout import Layout, is_uneven
 from stepnet.executors.schedule.features import features
 from stepnet.executors.schedule.turns import by_turns, waits_for_memory
 from stepnet.ir.plan import LoopPlan, Region
+from stepnet.user_line import user_level
 
 from .call_arguments import Placed, Sharing
 from .code import Code, codes
@@ -233,5 +234,5 @@ class Placements:
             return codes([source])[0]
         except BuildError as error:
             what = "one long sequence runs on one thread: the code for several was not built"
-            warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=2)
+            warnings.warn(describe(what, got=error), RuntimeWarning, stacklevel=user_level())
             return None

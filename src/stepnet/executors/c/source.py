@@ -551,4 +551,4 @@ def _shown(name: str) -> str:
 
 @functools.cache
 def _template() -> str:
-    return resources.files("stepnet.executors.c").joinpath("scan.c.in").read_text()
+    return resources.files("stepnet.executors.c").joinpath("scan.c.in").read_text("utf-8")

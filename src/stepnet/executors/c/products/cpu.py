@@ -68,7 +68,7 @@ def _maker() -> str:
 def _said(name: str) -> str:
     """What the system says of the first core."""
     try:
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
+        lines = Path("/proc/cpuinfo").read_text("utf-8").splitlines()
     except OSError:
         return ""
     told = (line.partition(":") for line in lines)

@@ -160,4 +160,4 @@ def with_needs(suffixes: Iterable[str]) -> list[Product]:
 
 @functools.cache
 def _file(name: str, folder: Path = _HERE) -> str:
-    return folder.joinpath(name).read_text()
+    return folder.joinpath(name).read_text("utf-8")
