@@ -11,6 +11,7 @@ from file_formats import FORMATS, Applied
 from saved_modules import Beside
 from stepnet import TensorArray, create_whileloop, while_loop
 from stepnet.errors import IRError
+from torch_since import torch_since
 
 BACKEND = "naive"
 
@@ -100,6 +101,7 @@ DEFAULTS = [
 ]
 
 
+@torch_since("2.10", "reads with a default are refused, a size of theirs is told")
 @pytest.mark.parametrize("name", few([*FORMATS], ["openvino"]))
 def test_at_other_lengths(name, tmp_path):
     format, _, file = FORMATS[name]
