@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import warnings
 from typing import Any
 
 import pytest
@@ -93,3 +94,71 @@ def test_through_one_step_compiles(step: Any) -> None:
         *(outcome(step, x, state, b, weights=[WEIGHT]) for b in ("c", "naive")), strict=True
     ):
         same(ours, plain)
+
+
+def plain_rows(step: Any, x: Any, state: Any) -> Any:
+    ys = []
+    for row in x:
+        y, state = step(row, state)
+        ys.append(y)
+    return torch.stack(ys)
+
+
+# What a caller makes of x, h and w, and the steps whose gradients by w go through it.
+MAKES: list[Any] = [
+    pytest.param(lambda x, h, w: (x + w, h, w), (made_of_old, alone), id="x of w"),
+    pytest.param(lambda x, h, w: (x, h + w.sin(), w), (made_of_old,), id="h of w"),
+    pytest.param(lambda x, h, w: (x, w, w), (made_of_old,), id="h is w"),
+    pytest.param(lambda x, h, w: (x * h, h, w), (), id="x of h"),
+    pytest.param(lambda x, h, w: (x, h, w + h.sin() + x[0]), (), id="w of h and x"),
+    pytest.param(lambda x, h, w: (x, *torch.stack([h, w]).unbind()), (), id="h beside w"),
+    pytest.param(lambda x, h, w: (x + w, h, w.clone()), (), id="w copied"),
+]
+
+
+class Model(torch.nn.Module):
+    def __init__(self, step: Any, make: Any) -> None:
+        super().__init__()
+        self.step, self.make = step, make
+
+    def forward(self, x: Any, h: Any, w: Any) -> Any:
+        rows, *state = self.make(x, h, w)
+        return recurrent(self.step, rows, tuple(state))[0]
+
+
+def is_that_of_the_plain_loop(y: Any, step: Any, x: Any, state: Any) -> None:
+    torch.testing.assert_close(y, plain_rows(step, x, state), rtol=0, atol=1e-12)
+
+
+@pytest.mark.parametrize("step", [made_of_old, alone])
+@pytest.mark.parametrize(("make", "through"), MAKES)
+def test_through_what_the_caller_did(make: Any, through: Any, step: Any) -> None:
+    x, *state = given(4, 2, 3), given(2, 3), given(1, 2, 3)[0]
+    rows, *made = make(x, *state)
+    for _ in range(3):  # a later call is not taken for one like those before
+        is_that_of_the_plain_loop(recurrent(step, x, tuple(state))[0], step, x, tuple(state))
+        if step not in through:
+            y, _ = recurrent(step, rows, tuple(made), backend="c")
+            is_that_of_the_plain_loop(y, step, rows, tuple(made))
+            continue
+        with pytest.raises(stepnet.errors.Unsupported, match="of what its caller made of that state"):
+            recurrent(step, rows, tuple(made), backend="c")
+        with warnings.catch_warnings():  # told once
+            warnings.simplefilter("ignore", stepnet.errors.SlowPathWarning)
+            is_that_of_the_plain_loop(recurrent(step, rows, tuple(made))[0], step, rows, tuple(made))
+
+
+@pytest.mark.filterwarnings("ignore:A model attribute")
+@pytest.mark.parametrize("step", [made_of_new, kept, made_of_old, not_asked_for])
+@pytest.mark.parametrize(("make", "through"), MAKES[:1] + MAKES[-1:])
+def test_exported_or_refused(make: Any, through: Any, step: Any) -> None:
+    x, *state = given(4, 2, 3), given(2, 3), given(2, 3, 1)[:, :, 0].detach().requires_grad_()
+    model = Model(step, make)
+    reason = "the step before made" if step in (made_of_new, kept) else "its caller made"
+    if reason == "the step before made" or (through and step is made_of_old):
+        with pytest.raises(stepnet.errors.StepError, match=reason):
+            torch.export.export(model, (x, *state), strict=False)
+        return
+    rows, *made = make(x, *state)
+    y = torch.export.export(model, (x, *state), strict=False).module()(x, *state)
+    is_that_of_the_plain_loop(y, step, rows, tuple(made))

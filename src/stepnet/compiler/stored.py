@@ -79,6 +79,7 @@ def dump(compiled: Compiled, signature: Signature, weights: Weights) -> bytes | 
             "requires": joint.requires,
             "paired": joint.paired,
             "as_numbers": joint.as_numbers,
+            "by_states": joint.by_states,
         }
         data = json.dumps(found, separators=(",", ":")).encode()
         _read(data, signature, weights)
@@ -113,7 +114,7 @@ def _read(data: bytes, signature: Signature, weights: Weights) -> tuple[Joint, S
         found = json.loads(data)
         fields = (
             "parameters", "values", "nodes", "results", "constants", "y", "flow", "requires", "paired",
-            "as_numbers",
+            "as_numbers", "by_states",
         )  # fmt: skip
         _check(isinstance(found, dict) and tuple(found) == fields, "its fields")
         y_spec = _tree(found["y"])
@@ -127,6 +128,7 @@ def _read(data: bytes, signature: Signature, weights: Weights) -> tuple[Joint, S
         _check(_flow_covers(joint, outputs), "how gradients flow")
         _check(_pairs_fit(joint, outputs), "which results are complex")
         _check(_numbers_fit(joint, range(inputs - len(weights), inputs)), "what it reads as numbers")
+        _check(all(i < inputs for places in joint.by_states for i in places), "by what it asks for gradients")
         tangents = {name for name in joint.graph.parameters if name.startswith("d_")}
         _check(training or len(joint.results) == outputs, "its gradients")
         forward = joint.graph.needed([name for name in joint.results[:outputs] if name is not None])
@@ -165,14 +167,14 @@ def _joint(found: dict[str, Any], signature: Signature, weights: Weights, output
     _sizes_fit(values, parameters)
     live = tuple(name for name in results if name is not None)
     graph = Graph("step", parameters, nodes, live, values)
-    flow, requires = (
+    flow, requires, by_states = (
         tuple(tuple(_whole(item, 0) for item in _list(entry)) for entry in _list(found[field]))
-        for field in ("flow", "requires")
+        for field in ("flow", "requires", "by_states")
     )
     made = {name: _tensor(values[name], constants[name]) for name in constants}
     paired = tuple(_whole(item, 0) for item in _list(found["paired"]))
     as_numbers = tuple(_whole(item, 0) for item in _list(found["as_numbers"]))
-    return Joint(graph, results, made, flow, requires, paired, as_numbers)
+    return Joint(graph, results, made, flow, requires, paired, as_numbers, by_states)
 
 
 def _numbers_fit(joint: Joint, weights: range) -> bool:

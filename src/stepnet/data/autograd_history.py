@@ -29,6 +29,27 @@ def history(nodes: Iterable[Any], until: Collection[Any] = ()) -> Iterator[Any]:
                 todo.append(other)
 
 
+def are_made_of(others: Iterable[Tensor], tensor: Tensor) -> bool:
+    """Whether autograd leads back from one of some tensors to another one, or whether it is that.
+
+    >>> import torch
+    >>> h, c = torch.ones(2, 3, requires_grad=True).unbind()
+    >>> are_made_of([c.tanh()], h), are_made_of([h.tanh(), c], h)
+    (False, True)
+    """
+    if not tensor.requires_grad:
+        return False
+    others = list(others)
+    nodes = list(history(t.grad_fn for t in others))
+    if tensor.grad_fn is None:
+        made = any(getattr(node, "variable", None) is tensor for node in nodes)
+    else:
+        ways = [(t.grad_fn, t.output_nr) for t in others]
+        ways += [way for node in nodes for way in node.next_functions]
+        made = (tensor.grad_fn, tensor.output_nr) in ways
+    return made or any(t is tensor for t in others)
+
+
 def gradients_from(
     ends: Sequence[Tensor], seeds: Sequence[Tensor], read: Sequence[Tensor], *, again: bool = False
 ) -> tuple[Tensor | None, ...]:

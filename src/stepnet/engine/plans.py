@@ -13,7 +13,9 @@ from torch import Tensor, nn
 from stepnet.compiler.reads.reach import Reach, note_asking
 from stepnet.compiler.rewritten.inner_loops import ENDED, ENDED_AT_LIMIT, TooFewSteps, inner, is_guarded
 from stepnet.compiler.trace.data_dependent import AsksCaptured
+from stepnet.compiler.trace.gradient_ways import THROUGH_CALLER
 from stepnet.compiler.trace.iteration import code_of, own_classes
+from stepnet.data.autograd_history import are_made_of
 from stepnet.data.bounded_cache import Bounded
 from stepnet.data.modes import batches, has_tangent, linearizes, transforms_active
 from stepnet.data.storage import no_view
@@ -125,6 +127,7 @@ def run(
             entry, loop, feeds, reads, sequences, began, runs_at,
             backend=backend, warn=warn, transformed=transformed,
         )  # fmt: skip
+    _check_first_gradients(entry, loop, reads, sequences, backend=backend, warn=warn)
     if warn and backend == AUTO:
         tell_of_torch_ops(entry, loop, reads, sequences)
     guarded, random = is_guarded(entry.y_spec), bool(entry.compiled.draws)
@@ -281,6 +284,19 @@ def _is_training(step: Callable[..., Any]) -> bool:
     return isinstance(owner, nn.Module) and owner.training
 
 
+def _check_first_gradients(
+    entry: Entry, loop: Loop, reads: Reads, sequences: Sequences, *, backend: str, warn: bool
+) -> None:
+    """Raises Unsupported if gradients that the step asks for by a state go through what the caller did."""
+    assert entry.compiled is not None
+    for i, *others in entry.compiled.joint.by_states:
+        given = *sequences.x_rows, *sequences.states, *(reads.tensors[place] for place in entry.weights)
+        if are_made_of([given[j] for j in others], given[i]):
+            if warn and backend == AUTO:
+                tell_of(SlowPathWarning, loop, reads, THROUGH_CALLER)
+            raise THROUGH_CALLER.fresh()
+
+
 def _check_may_run(entry: Entry, backend: str, *, transformed: bool) -> None:
     """Raises Unsupported if a plan that may not hold is not to be run now."""
     if entry.rest and backend == AUTO:
@@ -353,6 +369,8 @@ def is_as_ever(entry: Entry, reads: Reads) -> bool:
 
 def _is_closed(entry: Entry, reads: Reads) -> bool:
     if entry.compiled is None or entry.y_spec is None or entry.unsure or entry.compiled.draws:
+        return False
+    if entry.compiled.joint.by_states:  # a look at what the caller did is due each time
         return False
     return reads.open is None and reads.inputs is None
 

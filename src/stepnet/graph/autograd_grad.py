@@ -14,6 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor, fx
 
+from stepnet.compiler.trace.gradient_ways import THROUGH_STEPS
+
 Function = Callable[..., Any]
 _ALLOWED = torch._C._functorch.set_inplace_requires_grad_allowed  # pyright: ignore[reportAttributeAccessIssue]
 _GRAD = inspect.signature(torch.autograd.grad)
@@ -22,6 +24,51 @@ _GRAD = inspect.signature(torch.autograd.grad)
 def asks(nodes: Sequence[fx.Node]) -> bool:
     """Whether there is such a call among the nodes of a graph."""
     return any(n.target is torch.autograd.grad for n in nodes)
+
+
+def by_states(
+    nodes: Sequence[fx.Node], known: dict[fx.Node, fx.Node], states: Sequence[fx.Node], new: Sequence[fx.Node]
+) -> tuple[int, ...]:
+    """The states by which such calls ask for gradients of what depends on other inputs, too; as
+    `compiler.trace.gradient_ways.by_states` tells of a step that runs.
+
+    Args:
+        nodes: of the step, as Dynamo has it.
+        known: the nodes of its copy, by those.
+        states: in the copy.
+        new: what they become.
+
+    Raises:
+        Unsupported: one of these is a state that the step makes of the first.
+    """
+    found = set[int]()
+    for call in (n for n in nodes if n.target is torch.autograd.grad):
+        given = _GRAD.bind(*call.args, **call.kwargs).arguments
+        by = _listed(given["inputs"], known)
+        reached = {n for n in _behind(_listed(given["outputs"], known)) if n.op == "placeholder"}
+        for i in (i for i, state in enumerate(states) if state in by and state in reached):
+            kept = new[i] in states
+            for j in (j for j, state in enumerate(states) if j != i and state in reached):
+                if (kept and new[j] is not states[j]) or new[i] in _behind([new[j]]):
+                    raise THROUGH_STEPS.fresh()
+            if len(reached) > 1:
+                found.add(i)
+    return tuple(sorted(found))
+
+
+def _behind(nodes: Sequence[fx.Node]) -> set[fx.Node]:
+    """What gradients of some nodes go to, these included."""
+    found, todo = set[fx.Node](), [*nodes]
+    while todo:
+        node = todo.pop()
+        if node not in found and node.target not in ("detach", torch.detach):
+            found.add(node)
+            todo += node.all_input_nodes
+    return found
+
+
+def _listed(nodes: Any, known: dict[fx.Node, fx.Node]) -> list[fx.Node]:
+    return [known[n] for n in (nodes if isinstance(nodes, (list, tuple)) else [nodes])]
 
 
 def marks(node: fx.Node) -> bool:
@@ -51,11 +98,8 @@ def differentiated(
     if any(map(_writes, graph.nodes)):
         raise ValueError("torch.autograd.grad, and writes in place")
 
-    def here(nodes: Any) -> list[fx.Node]:
-        return [known[n] for n in (nodes if isinstance(nodes, (list, tuple)) else [nodes])]
-
-    inputs, outputs = here(given["inputs"]), here(given["outputs"])
-    cotangents = [] if given["grad_outputs"] is None else here(given["grad_outputs"])
+    inputs, outputs = _listed(given["inputs"], known), _listed(given["outputs"], known)
+    cotangents = [] if given["grad_outputs"] is None else _listed(given["grad_outputs"], known)
     between = _between(graph, inputs, outputs)
     modes = [n for n in graph.nodes if n.target in (torch.set_grad_enabled, torch._C._set_grad_enabled)]
     order = {n: i for i, n in enumerate(graph.nodes)}

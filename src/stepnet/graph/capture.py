@@ -17,7 +17,7 @@ import re
 import warnings
 from collections.abc import Callable, Iterator, Sequence
 from dataclasses import replace
-from types import FunctionType, SimpleNamespace
+from types import FunctionType
 from typing import Any
 
 import torch
@@ -28,10 +28,13 @@ from torch.utils import _pytree
 from torch.utils._python_dispatch import is_traceable_wrapper_subclass
 
 from stepnet.compiler.reads.reach import reach
+from stepnet.compiler.trace.gradient_ways import THROUGH_CALLER
 from stepnet.data import in_graph
+from stepnet.data.autograd_history import are_made_of
 from stepnet.data.in_graph import CAN_CAPTURE, is_exporting, teach_forms
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import LoD
+from stepnet.errors import Unsupported
 from stepnet.front.static import Padded
 from stepnet.front.step import TorchCell
 
@@ -45,6 +48,7 @@ from .records import closed, flat, nested, opened
 from .recurrence import Leaf, Recurrence, autocast_now
 from .recurrence_text import refused, text_of
 from .sizes import open_size, row_shape
+from .step_code import TRANSFORMS, function_of
 
 if CAN_CAPTURE:
     from torch._higher_order_ops import BaseHOP
@@ -416,6 +420,7 @@ class _Lowered:
         y, _, x, states, static, beside, _, _, _, whole = tables.args
         operands = [n for n in nodes if n.op == "placeholder"]
         gradients = is_exporting() and autograd_grad.asks(nodes)
+        self._by_states = tuple[int, ...]()
         graph, known, inner = self._copied(subgraph, operands, tables, way, gradients)
         place = {n: i for i, n in enumerate(operands)}
         self._inputs = [place[n] for n in (*x, *states, *static, *beside)]
@@ -431,10 +436,10 @@ class _Lowered:
         n_fresh = len(beside) - len(x) * way.levels - bool(way.resets)
         counts = len(x), len(states), len(static), n_fresh
         held = {str(n.target): getattr(subgraph, str(n.target)) for n in graph.nodes if n.op == "get_attr"}
-        transforms = gradients or _TRANSFORMS in code.src or any(i._recurrence.transforms for i in inner)
+        transforms = gradients or TRANSFORMS in code.src or any(i._recurrence.transforms for i in inner)
         if transforms and way.autocast is None:  # its text is of what ran here, casts and all
             way = replace(way, autocast=autocast_now())
-        self._recurrence = Recurrence(way, _function(code, held), counts, leaves, transforms)
+        self._recurrence = Recurrence(way, function_of(code, held), counts, leaves, transforms)
         self._digest = hashlib.sha256(repr((code.src, way)).encode()).hexdigest()[:16]
         self._what = f"compiled {self._digest}#{next(_ordinals)}"  # two calls stay two, however alike
 
@@ -487,6 +492,13 @@ class _Lowered:
                 known[n] = graph.call_method("size", (known[n.args[0]], n.args[1]))
             elif n is not rows and not _is_size_check(n):
                 known[n] = graph.node_copy(n, known.__getitem__)
+        if gradients:
+            start = given[len(x) : len(x) + len(states)]
+            try:
+                asked = autograd_grad.by_states(nodes, known, start, [known[n] for n in new])
+                self._by_states = tuple(len(x) + i for i in asked)
+            except Unsupported as error:
+                raise refused(way, f"it calls {error.reason}", error.remedy) from error
         graph.eliminate_dead_code(_is_to_stay)
         for n in graph.nodes:
             n.target = _PUBLIC.get(n.target, n.target)
@@ -497,7 +509,7 @@ class _Lowered:
         """A call of `torch.autograd.grad`."""
         try:
             return autograd_grad.differentiated(
-                node, graph, known, lambda body: _function(body.python_code("self"), {})
+                node, graph, known, lambda body: function_of(body.python_code("self"), {})
             )
         except ValueError as error:
             raise refused(way, f"it calls {error}") from error
@@ -507,10 +519,18 @@ class _Lowered:
         tensors, sizes = self._arguments(operands)
         what = self._what
         if is_exporting():
+            self._check_first_gradients(tensors)
             what = text_of(self._recurrence, tensors, [operands[i] for i in self._reads])
         elif not calls.is_known(what):
             calls.add(what, self._recurrence)
         return self._results_of(torch.ops.stepnet.run.default(tensors, sizes, what))
+
+    def _check_first_gradients(self, tensors: Sequence[Tensor]) -> None:
+        """As the engine does before it runs a plan."""
+        for i in self._by_states:
+            if are_made_of((*tensors[:i], *tensors[i + 1 :]), tensors[i]):
+                why, remedy = f"it calls {THROUGH_CALLER.reason}", THROUGH_CALLER.remedy
+                raise refused(self._recurrence.way, why, remedy)
 
     def inside(self) -> Callable[..., Any]:
         """A function of its operands, for the step of another one."""
@@ -532,35 +552,6 @@ class _Lowered:
         return tuple(results[i] for i in self._results)
 
 
-def _function(code: Any, held: dict[str, Any]) -> Callable[..., Any]:
-    """The code of a graph as a function by itself. `held`: what it calls its own."""
-    space = {**code.globals, "self": SimpleNamespace(**held)}
-    source = _PRIVATE.sub(_public, code.src).replace("def forward(self, ", "def forward(", 1)
-    exec(compile(source, "<step in a graph>", "exec"), space)
-    step = space["forward"]
-    return _closing_transforms(step) if _TRANSFORMS in source else step
-
-
-def _closing_transforms(step: Callable[..., Any]) -> Callable[..., Any]:
-    """A step of Dynamo's, which opens and closes transforms of torch.func by hand: an error in between would
-    leave them open for all that the process does next."""
-    functorch: Any = torch._C._functorch  # pyright: ignore[reportAttributeAccessIssue]
-    autograd: Any = torch._C._autograd  # pyright: ignore[reportAttributeAccessIssue]
-
-    def closing(*rows: Any) -> Any:
-        depth = functorch.get_dynamic_layer_stack_depth()
-        refused = autograd._saved_tensors_hooks_get_disabled_error_message()
-        try:
-            return step(*rows)
-        except BaseException:
-            functorch.pop_dynamic_layer_stack_and_undo_to_depth(depth)
-            if refused is None:
-                autograd._saved_tensors_hooks_enable()
-            raise
-
-    return closing
-
-
 def _is_to_stay(node: fx.Node) -> bool:
     """Whether a node that nothing uses has a part in what a step does: any call on tensors may write in place
     or draw noise, and Dynamo's graphs do not tell. What counts rows or takes a result apart does not."""
@@ -575,18 +566,6 @@ def _is_size_check(node: fx.Node) -> bool:
         return False
     (holds, *_) = node.args
     return isinstance(holds, fx.Node) and holds.target is operator.ge and holds.args[1:] in ((0,), (1,))
-
-
-_TRANSFORMS = "_functorch"
-_PRIVATE = re.compile(r"torch\._C\._nn\.(\w+)")
-
-
-def _public(match: re.Match[str]) -> str:
-    """A function by the name that users know, which tells what is run."""
-    name = match[1]
-    private: Any = torch._C._nn  # pyright: ignore[reportAttributeAccessIssue]
-    known = getattr(torch.nn.functional, name, None) is getattr(private, name)
-    return f"torch.nn.functional.{name}" if known else match[0]
 
 
 _PUBLIC = {torch._C._set_grad_enabled: torch.set_grad_enabled}

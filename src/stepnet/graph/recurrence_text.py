@@ -45,6 +45,7 @@ _SIMPLE = (type(None), bool, int, float, str)
 # What wrong texts raise where they are read.
 _WRONG = (ValueError, LookupError, TypeError, AttributeError, ArithmeticError, RuntimeError, SyntaxError)
 _NONE = type(None)
+_BY_OTHERS = "torch.compile takes it; stepnet.onnx.save and stepnet.openvino.save write it, if they can"
 _KINDS_OF_WAY: dict[str, tuple[type, ...]] = {
     "name": (str,), "reverse": (bool,), "axis": (int,), "levels": (int,), "inside": (int,),
     "backend": (_NONE, str), "resets": (str,), "checkpoint": (_NONE, int, bool),
@@ -276,12 +277,9 @@ def refusal(recurrence: Recurrence, why: str) -> StepError:
     return refused(recurrence.way, why)
 
 
-def refused(way: Way, why: str) -> StepError:
+def refused(way: Way, why: str, remedy: str | None = _BY_OTHERS) -> StepError:
     """The error of a step that no text can hold."""
-    return StepError(
-        f"step '{way.name}' cannot be part of an exported program: {why}",
-        remedy="torch.compile takes it; stepnet.onnx.save and stepnet.openvino.save write it, if they can",
-    )
+    return StepError(f"step '{way.name}' cannot be part of an exported program: {why}", remedy=remedy)
 
 
 def _name(value: Any) -> str:

@@ -50,7 +50,8 @@ class Joint:
     `constants` are tensors the step made from Python values, which are parameters too. `flow`: for each y
     leaf and new state the inputs (x, states, weights) that autograd leads back to; `requires`: those
     that make it require a gradient. `as_numbers`: the inputs that are read as `.item()` gives them, and in no
-    other way."""
+    other way. `by_states`: the states by which the step asks `torch.autograd.grad` of what depends on other
+    inputs, each with these: on the first row this goes through them, where the caller made them of it."""
 
     graph: Graph
     results: tuple[str | None, ...]
@@ -59,6 +60,7 @@ class Joint:
     requires: tuple[tuple[int, ...], ...] = ()
     paired: tuple[int, ...] = ()  # the results that are complex: their parts are the last dimension
     as_numbers: tuple[int, ...] = ()
+    by_states: tuple[tuple[int, ...], ...] = ()
 
 
 def normalise(captured: Captured, names: Sequence[str]) -> Joint:
@@ -105,6 +107,7 @@ def normalise(captured: Captured, names: Sequence[str]) -> Joint:
         tuple(captured.requires),
         captured.paired,
         _as_numbers(captured, len(names)),
+        captured.by_states,
     )
 
 

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import contextlib
 import functools
-import itertools
 import traceback
 import warnings
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from typing import Any, NamedTuple
 
@@ -25,7 +24,6 @@ from stepnet.compiler.reads.numbers import InTheirPlace, Lifted
 from stepnet.compiler.reads.ranges import RANGES
 from stepnet.compiler.rewritten.decompositions import Exact, bare, exact
 from stepnet.compiler.rewritten.light_decompositions import lighter
-from stepnet.data.autograd_history import gradients_from
 from stepnet.data.tree import leaves, map_leaves
 from stepnet.errors import StepError, Unsupported
 from stepnet.interrupts import let_through
@@ -34,6 +32,7 @@ from . import sparse
 from .data_dependent import ASKS, BY_VALUES, OF_ROWS, Answers, Choices, Guards
 from .draws import noise_of
 from .forward_mode import by_gradients
+from .gradient_ways import by_states, check_nothing_becomes_zeros, is_cut_view, leads_to
 from .joint import joint_graph
 from .lengths import AsksLength, open_lengths
 from .masks import Masks
@@ -112,6 +111,7 @@ class Captured:
     requires: list[tuple[int, ...]]  # and those that make it require a gradient
     batch: str  # the symbol of the batch size
     paired: tuple[int, ...] = ()  # the results that are complex: pairs of real numbers, as complex inputs are
+    by_states: tuple[tuple[int, ...], ...] = ()  # see `Joint`
 
 
 @contextlib.contextmanager
@@ -181,7 +181,7 @@ class _Swap(Replaced):
         self.followed = followed
         self.answers = answers
         self.masks = Masks(answers)
-        self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see _leads_to
+        self.bases: dict[Any, list[Tensor]] = {}  # by what made a result: bases of views, see leads_to
         self.here = here
         self.notes = notes
 
@@ -247,7 +247,7 @@ class _Swap(Replaced):
         """Note the bases of the views without a history that a result was made of, and the mask of what it is
         made of."""
         self.masks.follow(args, result)
-        bases = [t._base for t in leaves(args, Tensor) if _is_cut_view(t)]
+        bases = [t._base for t in leaves(args, Tensor) if is_cut_view(t)]
         for t in leaves(result, Tensor) if bases else ():
             if t.grad_fn is not None:
                 self.bases.setdefault(t.grad_fn, []).extend(b for b in bases if b is not None)
@@ -313,6 +313,7 @@ def trace(
         requires=[requires for _, requires in step.shown.ways],
         batch=batch,
         paired=step.shown.paired,
+        by_states=step.shown.by_states,
     )
 
 
@@ -321,8 +322,9 @@ class _Shown(NamedTuple):
 
     Attributes:
         grads: which of them require a gradient.
-        ways: see `_leads_to`.
+        ways: see `leads_to`.
         paired: which are complex.
+        by_states: see `Joint`.
     """
 
     y_spec: Any
@@ -330,6 +332,7 @@ class _Shown(NamedTuple):
     grads: list[bool]
     ways: list[tuple[tuple[int, ...], tuple[int, ...]]]
     paired: tuple[int, ...]
+    by_states: tuple[tuple[int, ...], ...]
 
 
 class _FlatStep:
@@ -369,13 +372,14 @@ class _FlatStep:
             numbers.check()
         mode.masks.refuse((y, new))
         results = [t if isinstance(t, Tensor) else torch.as_tensor(t) for t in (*y, *new)]
-        _check_past(mode.asked, rows[self.n_x :], results[len(y) :], mode.bases)
-        ways = [_leads_to(t, inputs, mode.bases) for t in results]
+        asked = by_states(mode.asked, given, range(self.n_x, self.n_rows), results[len(y) :], mode.bases)
+        ways = [leads_to(t, inputs, mode.bases) for t in results]
         if any(t.requires_grad and not requires for t, (_, requires) in zip(results, ways, strict=True)):
             raise Unsupported("a result requires a gradient for tensors alone that the step makes")
-        _check_nothing_becomes_zeros(results, ways, inputs, range(self.n_x, self.n_rows), len(y))
+        check_nothing_becomes_zeros(results, ways, inputs, range(self.n_x, self.n_rows), len(y))
         paired = tuple(i for i, t in enumerate(results) if t.is_complex())
-        self.shown = self.shown or _Shown(y_spec, len(y), [t.requires_grad for t in results], ways, paired)
+        grads = [t.requires_grad for t in results]
+        self.shown = self.shown or _Shown(y_spec, len(y), grads, ways, paired, asked)
         return tuple(torch.view_as_real(t.resolve_conj()) if t.is_complex() else t.clone() for t in results)
 
 
@@ -400,127 +404,6 @@ def _untraced(error: Exception, line: str | None) -> Unsupported:
 def _input(shape: Sequence[int], dtype: torch.dtype, grad: bool, *, rows: bool) -> Input:
     """An input of the trace; complex numbers as pairs of real ones."""
     return Input((*shape, *((2,) if dtype.is_complex else ())), dtype.to_real(), grad, rows)
-
-
-def _is_cut_view(tensor: Tensor) -> bool:
-    """Whether a tensor is a view made under no_grad: without a history, though it may require a gradient."""
-    return tensor.requires_grad and tensor.grad_fn is None and tensor._is_view()
-
-
-def _leads_to(
-    result: Tensor, inputs: Sequence[Tensor], bases: Mapping[Any, list[Tensor]]
-) -> tuple[tuple[int, ...], tuple[int, ...]]:
-    """Which inputs autograd's graph of a result leads back to, whatever gradient flows there; and which make
-    it require a gradient. Those are more: a view made under no_grad asks for one if its base does, and passes
-    none on; `bases` holds those of such views, by the node of autograd's graph that used them."""
-    leaves = {id(t): i for i, t in enumerate(inputs) if t.grad_fn is None}
-    made = {(t.grad_fn, t.output_nr): i for i, t in enumerate(inputs) if t.grad_fn is not None}
-
-    def back(tensor: Tensor) -> tuple[set[int], list[Tensor], bool]:
-        """The inputs that a tensor leads to, the bases of views without a history on the way, and whether a
-        Function of the user's is among it."""
-        reached: set[int] = set()
-        cut: list[Tensor] = []
-        custom = False
-        seen: set[Any] = set()
-        todo: list[Any] = [(tensor.grad_fn, tensor.output_nr)]
-
-        if tensor.grad_fn is None:
-            reached |= {leaves[id(tensor)]} if id(tensor) in leaves else set()
-            cut += [tensor._base] if tensor._base is not None and _is_cut_view(tensor) else []
-            todo = []
-        while todo:
-            node, number = todo.pop()
-            if (node, number) in made:
-                reached.add(made[node, number])
-            elif node not in seen:
-                seen.add(node)
-                custom |= isinstance(node, torch.autograd.function.BackwardCFunction)
-                if id(getattr(node, "variable", None)) in leaves:
-                    reached.add(leaves[id(node.variable)])
-                cut += bases.get(node, [])
-                todo.extend(edge for edge in node.next_functions if edge[0] is not None)
-        return reached, cut, custom
-
-    if not result.requires_grad:
-        return (), ()
-    reached, cut, custom = back(result)
-    requires = set(reached)
-    if custom:  # its backward may return None for an input: only asking tells
-        wanted = [i for i, t in enumerate(inputs) if t.requires_grad]
-        seed = torch.ones_like(result)
-        given = [inputs[i] for i in wanted]
-        grads = gradients_from([result], [seed], given, again=True)
-        reached = {i for i, grad in zip(wanted, grads, strict=True) if grad is not None}
-    while cut:
-        base = cut.pop()
-        if base.requires_grad:
-            more, others, _ = back(base)
-            requires |= more
-            cut += others
-    return tuple(sorted(reached)), tuple(sorted(requires))
-
-
-def _check_past(
-    asked: Sequence[tuple[Sequence[Tensor], Sequence[Tensor]]],
-    states: Sequence[Tensor],
-    new: Sequence[Tensor],
-    bases: Mapping[Any, list[Tensor]],
-) -> None:
-    """Refuse `torch.autograd.grad` by a state, of what depends on a second one that the step makes of the
-    first: at the next step autograd goes that way, too, which is behind what a trace of one step shows."""
-    for outputs, by in asked:
-        first = [i for i, t in enumerate(states) if any(t is other for other in by)]
-        reached = {j for t in outputs if first for j in _leads_to(t, states, bases)[0]}
-        for i, j in itertools.product(first, reached):
-            kept = any(new[i] is t for t in states) and new[j] is not states[j]
-            if i in reached and i != j and (kept or _leads_to(new[j], [new[i]], bases)[0]):
-                raise Unsupported(
-                    "torch.autograd.grad(...) by a state, of what depends on another state, which the step "
-                    "before made of that one: its gradient goes through the step before, too",
-                    remedy="w = w.detach().requires_grad_() before it, or torch.func.grad: this step alone",
-                )
-
-
-class _Nothing(torch.autograd.Function):
-    """Hands on no gradient."""
-
-    @staticmethod
-    def forward(ctx: Any, value: Tensor) -> Tensor:
-        return value.view_as(value)
-
-    @staticmethod
-    def backward(ctx: Any, *_: Any) -> None:
-        return None
-
-
-def _check_nothing_becomes_zeros(
-    results: Sequence[Tensor],
-    ways: Sequence[tuple[Any, Any]],
-    inputs: Sequence[Tensor],
-    states: range,
-    n_y: int,
-) -> None:
-    """Refuse a step where a Function gives a state None for a gradient, and another one, in the step before,
-    makes zeros of that: which inputs get a gradient is told step by step of gradients alone."""
-    without = {i for reached, requires in ways for i in set(requires) - set(reached) if i in states}
-    todo = list(without)
-    for i in todo:
-        result = results[n_y + i - states.start]
-        if not result.requires_grad:
-            continue
-        wanted = [t for t in inputs if t.requires_grad]
-        nothing, seed = _Nothing.apply(result), torch.ones_like(result)
-        grads = gradients_from([nothing], [seed], wanted, again=True)
-        if any(grad is not None for grad in grads):
-            raise Unsupported(
-                "an autograd Function of the step returns None as a gradient, which another one would get as "
-                "zeros",
-                remedy="return torch.zeros_like(input) in place of None from its backward",
-            )
-        more = {k for k in ways[n_y + i - states.start][1] if k in states} - without
-        without |= more
-        todo += more
 
 
 @contextlib.contextmanager
