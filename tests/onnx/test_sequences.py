@@ -114,3 +114,26 @@ def test_no_such_place(end, tmp_path):
     onnx.save(onnx.parser.parse_model(text(f"{BLOCKS}  {end}  {JOINED}")), tmp_path / "m.onnx")
     with pytest.raises(IRError, match=r"no such place in the sequence\n.*5\n.*-5 to 4"):
         stepnet.onnx.load(tmp_path / "m.onnx")(torch.randn(5, 2, 4))
+
+
+MAP = """<ir_version: 9, opset_import: ["": 18]> g ({inputs}) => (seq(float[2]) y) {{
+y = SequenceMap({args}) <body = b ({takes}) => ({gives}) {{ c = Neg(a)  d = Abs(a) }}> }}"""
+
+
+@pytest.mark.parametrize(
+    ("inputs", "takes", "gives", "given", "says"),
+    [
+        ("float[2] x", "float[2] a", "float[2] c", [torch.ones(2)], "'x' is no sequence"),
+        ("seq(float[2]) x", "float[2] a", "float[2] c, float[2] d", [], "another number of values"),
+        (
+            "seq(float[2]) x, seq(float[2]) z", "float[2] a, float[2] e", "float[2] c",
+            [[torch.ones(2)] * 3, [torch.ones(2)] * 2], r"shorter than the first one\n.*2\n.*3 elements",
+        ),
+    ],
+)  # fmt: skip
+def test_maps_that_cannot_be(inputs, takes, gives, given, says, tmp_path):
+    args = ", ".join(part.split()[-1] for part in inputs.split(", "))
+    made = onnx.parser.parse_model(MAP.format(inputs=inputs, args=args, takes=takes, gives=gives))
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(IRError, match=says):
+        stepnet.onnx.load(tmp_path / "m.onnx")(*given)

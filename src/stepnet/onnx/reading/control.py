@@ -36,6 +36,7 @@ from .branches import branches_alone, reading
 from .counted_loops import CountedLoop
 from .graph import SEEN, Graph, Step
 from .info import Info, Misfit, Run, body_of, dtype_of, given, one_value, op
+from .sequences import check_sequence, listed
 from .tables import origin
 
 
@@ -348,12 +349,19 @@ def _scan(node: Info) -> Run:
 def _map(node: Info) -> Run:
     count = len(node.node.inputs)
     body = body_of(node, "body", count)
+    check_sequence(node)
+    if len(body.outputs) != node.count:
+        raise Misfit("the body gives another number of values", len(body.outputs), node.count)
 
     def run(*inputs: Any) -> Sequence[Any]:
         (first, *rest), around = inputs[:count], dict(zip(node.outer, inputs[count:], strict=True))
         outs: list[list[Any]] = [[] for _ in range(node.count)]
-        for k in range(len(first)):
-            own = [value[k] if isinstance(value, list) else value for value in (first, *rest)]
+        elements = listed(first)
+        short = [len(value) for value in rest if isinstance(value, list) and len(value) < len(elements)]
+        if short:
+            raise Misfit("a sequence is shorter than the first one", short[0], f"{len(elements)} elements")
+        for k, element in enumerate(elements):
+            own = [element, *(value[k] if isinstance(value, list) else value for value in rest)]
             for out, value in zip(outs, body.run(own, around), strict=True):
                 out.append(value)
         return tuple(outs)

@@ -45,7 +45,7 @@ def _is_table(value: Any) -> bool:
     return isinstance(value, Tensor) and value.dim() > 0
 
 
-def _listed(value: Any) -> list[Any]:
+def listed(value: Any) -> list[Any]:
     """The elements of a sequence, be it a table of them."""
     if isinstance(value, Parts):
         _check_count(value.count)
@@ -55,7 +55,7 @@ def _listed(value: Any) -> list[Any]:
     return _list(value)
 
 
-def _check_sequence(node: Info) -> None:
+def check_sequence(node: Info) -> None:
     """Refuse what the file declares to be a tensor."""
     value = node.node.inputs[0]
     if value is not None and isinstance(value.type, ir.TensorType):
@@ -95,7 +95,7 @@ def _construct(node: Info) -> Run:
 @op("SequenceAt", inputs=(2, 2))
 def _at(node: Info) -> Run:
     place, number = _place(node, 1), node.number(1)
-    _check_sequence(node)
+    check_sequence(node)
 
     def at(*inputs: Any) -> Tensor:
         xs, position = inputs[:2]
@@ -115,7 +115,7 @@ def _at(node: Info) -> Run:
 
 @op("SequenceLength")
 def _length(node: Info) -> Run:
-    _check_sequence(node)
+    check_sequence(node)
 
     def length(xs: Any) -> Sizes:
         return Sizes(xs.count if isinstance(xs, Parts) else xs.shape[0] if _is_table(xs) else len(_list(xs)))
@@ -141,7 +141,7 @@ def _in_table(node: Info, index: int) -> Callable[..., Tensor]:
 
 def _as_read(node: Info) -> Callable[[Tensor], Any]:
     """A table of elements as what reads the sequence takes it."""
-    return (lambda rows: rows) if is_table(node.node.outputs[0]) else _listed
+    return (lambda rows: rows) if is_table(node.node.outputs[0]) else listed
 
 
 @op("SequenceInsert", inputs=(2, 3))
@@ -156,7 +156,7 @@ def _insert(node: Info) -> Run:
             at, places = in_table(inputs, count, count, new=1), torch.arange(count + 1, device=xs.device)
             order = torch.where(places == at, count, places - (places > at).long())
             return as_read(torch.cat([xs, row.unsqueeze(0)]).index_select(0, order))
-        new = list(_listed(xs))
+        new = list(listed(xs))
         new.insert(place(inputs, len(new), default=len(new), new=1), inputs[1])
         return new
 
@@ -173,7 +173,7 @@ def _erase(node: Info) -> Run:
             last = xs.shape[0] - 1
             at, places = in_table(inputs, xs.shape[0], last), torch.arange(last, device=xs.device)
             return as_read(xs.index_select(0, places + (places >= at).long()))
-        new = list(_listed(xs))
+        new = list(listed(xs))
         del new[place(inputs, len(new))]
         return new
 
@@ -226,7 +226,7 @@ def _check_count(*sizes: Any) -> None:
 @op("ConcatFromSequence")
 def _concat(node: Info) -> Run:
     axis, new = node.get("axis", 0), node.get("new_axis", 0)
-    _check_sequence(node)
+    check_sequence(node)
 
     def concat(xs: Any) -> Tensor:
         if isinstance(xs, Parts):
