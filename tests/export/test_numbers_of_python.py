@@ -227,7 +227,7 @@ COUNTS = {
     "what it decides": lambda x, h: h if len(x) % 2 else sequence_pool(x, "max"),
     "rows of a shape": lambda x, h: h[: h.shape[0] // 2],
     "range": lambda x, h: h + torch.arange(h.shape[0])[:, None],
-    "step": lambda x, h: recurrent(functools.partial(scaled, len(x)), x, h, backend="naive")[1],
+    "step": lambda x, h: recurrent(functools.partial(scaled, len(x)), x, h, backend="naive")[0],
 }  # fmt: skip
 
 

@@ -69,31 +69,40 @@ def _scaled(grown: Mapping[int, int], pairs: Mapping[int, int], by: Mapping[int,
     return {a: a + (b - a) * (pairs[n] - n) / (last - n) for a, b in grown.items()}
 
 
+def numbers_read_in(made: Program) -> list[Any]:
+    """The numbers that the recurrences of a program read, which was the last one to be traced."""
+    return [call.read for call in _recurrences(made)]
+
+
+def _recurrences(made: Program) -> list[Any]:
+    return [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_RECURRENCE)]
+
+
 def check_counts(
-    made: Program, others: Sequence[tuple[Program, Mapping[int, int]]], grown: Mapping[int, int], where: str
-) -> None:
+    made: Program, others: Sequence[tuple[Program, Mapping[int, int], Sequence[Any]]],
+    grown: Mapping[int, int], where: str,
+) -> None:  # fmt: skip
     """Refuse a program that computes with the number of sequences, or that it decides.
 
     Args:
-        made: the program.
-        others: it for other numbers of sequences; with each by those of `made` the ones in its place. Of few
-            sequences torch makes other calls, so of those only what the user's code asks for is compared.
+        made: the program, which was the last one to be traced.
+        others: it for other numbers of sequences; with each by those of `made` the ones in its place, and
+            what its recurrences read. Of few sequences torch makes other calls, so of those only what the
+            user's code asks for is compared.
         grown: what is `following` in the first of these.
         where: what is traced, for errors.
 
     Raises:
         IRError: another number of sequences makes it another.
     """
-    calls = [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_RECURRENCE)]
-    read = [call.read for call in calls]
-    for other, numbers in others:
+    for other, numbers, read in others:
         pairs: Any = {**_scaled(grown, numbers, others[0][1]), **numbers} if grown else numbers
-        for call, known in zip(calls, read, strict=True):
-            if call.read != known:
+        for call, number in zip(_recurrences(made), read, strict=True):
+            if call.read != number:
                 raise IRError(
                     f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
-                    got=f"{known} for the example, {call.read} for another",
+                    got=f"{call.read} for the example, {number} for another",
                     expected="a step that does not depend on it",
                 )
         many = all(a <= b for a, b in pairs.items())

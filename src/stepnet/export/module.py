@@ -44,7 +44,7 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import AsManyAsSequences, check_counters, check_counts, following
+from .counts import AsManyAsSequences, check_counters, check_counts, following, numbers_read_in
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -282,9 +282,9 @@ class _Trace:
                 dims.update(more)
         return chosen
 
-    def again(self) -> Iterator[tuple[Program, dict[int, int]]]:
+    def again(self) -> Iterator[tuple[Program, dict[int, int], list[Any]]]:
         """The program for more sequences, and for fewer, of the first number of each that it takes; and with
-        each which numbers change with them."""
+        each which numbers change with them, and which ones its recurrences read."""
         for given in self.others:
             for inputs in given:
                 t = _Trace(self.module, self.where, self.spec, inputs(), self.calls, self.dynamic, self.kept)
@@ -293,7 +293,7 @@ class _Trace:
                 except IRError:  # of the module: `topk(3, 0)` needs three sequences
                     continue
                 sizes = ([len(n) - 1 for lod in of.lods for n in lod.levels[:2]] for of in (self, t))
-                yield made, dict(zip(*sizes, strict=True))
+                yield made, dict(zip(*sizes, strict=True)), numbers_read_in(made)
                 break
 
     def fixed_by_inputs(self, made: Program) -> set[int]:
@@ -375,13 +375,13 @@ class _Trace:
 
 def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph:
     """The program of a module as nodes."""
+    others = list(trace.again()) if batch else []  # before: what is noted of calls is that of the last trace
     made = trace.program()
     numbers: dict[int, AnyNumber] = {batch: BATCH} if batch else {}
     for k, lod in enumerate(trace.lods):
         if len(lod.levels) > 1:
             numbers[len(lod.levels[1]) - 1] = AnyNumber(f"sequences_{k}")
-    others = list(trace.again()) if batch else []
-    grown = following(made, *others[0]) if others and others[0][1][batch] > batch else {}
+    grown = following(made, *others[0][:2]) if others and others[0][1][batch] > batch else {}
     inputs: list[Value] = []
     for i, node in zip(trace.tensors, made.inputs, strict=False):
         levels = 0 if i.lod is None else len(trace.lods[i.lod].levels)
