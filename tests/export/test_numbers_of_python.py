@@ -215,6 +215,14 @@ def picked(which, a, b):
     return a if which else b
 
 
+def in_a_step(number, x, h):
+    return recurrent(functools.partial(scaled, number), x, h, backend="naive")[0]
+
+
+def by_text(text, x, h):
+    return h * float(text), x + h
+
+
 COUNTS = {
     "a threshold": lambda x, h: h if len(x) > 3 else sequence_pool(x, "max"),
     "whether it is one": of_many,
@@ -227,11 +235,18 @@ COUNTS = {
     "what it decides": lambda x, h: h if len(x) % 2 else sequence_pool(x, "max"),
     "rows of a shape": lambda x, h: h[: h.shape[0] // 2],
     "range": lambda x, h: h + torch.arange(h.shape[0])[:, None],
-    "step": lambda x, h: recurrent(functools.partial(scaled, len(x)), x, h, backend="naive")[0],
+    "step": lambda x, h: in_a_step(len(x), x, h),
+    "half of it in a step": lambda x, h: in_a_step(len(x) / 2, x, h),
+    "array in a step": lambda x, h: in_a_step(np.float64(len(x)), x, h),
+    "text in a step": lambda x, h: recurrent(functools.partial(by_text, f"{len(x)}"), x, h)[0],
+    "tensor in a step": lambda x, h: in_a_step(torch.tensor(float(len(x))), x, h),
+    "tensor": lambda x, h: h / torch.tensor(len(x)),
+    "list": lambda x, h: h + torch.tensor([1.0, 2.0, len(x), 4.0]),
+    "array": lambda x, h: h * torch.from_numpy(np.array([len(x)], np.float32)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", few(COUNTS, [*COUNTS][::4]))
+@pytest.mark.parametrize("what", few(COUNTS, [*[*COUNTS][:-8:4], *[*COUNTS][-8:]]))
 def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
     package, _, name = FORMATS["onnx"]
     rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])

@@ -11,6 +11,7 @@ import re
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any, cast
 
+import torch
 from torch import Tensor
 from torch.fx import Node as FxNode
 
@@ -69,8 +70,8 @@ def _scaled(grown: Mapping[int, int], pairs: Mapping[int, int], by: Mapping[int,
     return {a: a + (b - a) * (pairs[n] - n) / (last - n) for a, b in grown.items()}
 
 
-def numbers_read_in(made: Program) -> list[Any]:
-    """The numbers that the recurrences of a program read, which was the last one to be traced."""
+def values_read_in(made: Program) -> list[Any]:
+    """What values the recurrences of a program read, which was the last one to be traced."""
     return [call.read for call in _recurrences(made)]
 
 
@@ -97,16 +98,18 @@ def check_counts(
     """
     for other, numbers, read in others:
         pairs: Any = {**_scaled(grown, numbers, others[0][1]), **numbers} if grown else numbers
-        for call, number in zip(_recurrences(made), read, strict=True):
-            if call.read != number:
+        for call, values in zip(_recurrences(made), read, strict=True):
+            if call.read != values:
+                ours, theirs = next(p for p in itertools.zip_longest(call.read, values) if p[0] != p[1])
                 raise IRError(
                     f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
-                    got=f"{call.read} for the example, {number} for another",
+                    got=f"{_shown(ours)} for the example, {_shown(theirs)} for another",
                     expected="a step that does not depend on it",
                 )
         many = all(a <= b for a, b in pairs.items())
-        changed = (_first_call(made, other, pairs) if many else None) or _first_request(made, other, pairs)
+        changed = (_first_call(made, other, pairs) or _first_reader(made, other)) if many else None
+        changed = changed or _first_request(made, other, pairs)
         if changed is not None:
             raise IRError(
                 f"{_at(where, changed)}: it computes with the number of sequences, or that decides it",
@@ -123,6 +126,23 @@ def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNo
         if not all(pair) or not _alike(pair[0], pair[1], pairs):
             return pair[0] or pair[1]
     return None
+
+
+def _shown(value: Any) -> str:
+    return str(value[-1] if isinstance(value, tuple) else value)[:80]
+
+
+def _first_reader(made: Program, other: Program) -> FxNode | None:
+    """The first call that reads a tensor with other numbers, as `torch.tensor(len(x))` makes them."""
+    for node, twin in zip(made.constants, other.constants, strict=False):
+        ours, theirs = made.constants[node], other.constants[twin]
+        if node.users and ours is not theirs and not _equal(ours, theirs):
+            return next(iter(node.users))
+    return None
+
+
+def _equal(a: Tensor, b: Tensor) -> bool:
+    return a.dtype == b.dtype and a.shape == b.shape and torch.allclose(a, b, rtol=0, atol=0, equal_nan=True)
 
 
 def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> Request | None:

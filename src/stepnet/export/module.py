@@ -44,7 +44,7 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import AsManyAsSequences, check_counters, check_counts, following, numbers_read_in
+from .counts import AsManyAsSequences, check_counters, check_counts, following, values_read_in
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -293,7 +293,7 @@ class _Trace:
                 except IRError:  # of the module: `topk(3, 0)` needs three sequences
                     continue
                 sizes = ([len(n) - 1 for lod in of.lods for n in lod.levels[:2]] for of in (self, t))
-                yield made, dict(zip(*sizes, strict=True)), numbers_read_in(made)
+                yield made, dict(zip(*sizes, strict=True)), values_read_in(made)
                 break
 
     def fixed_by_inputs(self, made: Program) -> set[int]:

@@ -60,7 +60,7 @@ from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
 from .scans import PlanWriter, StepAxis
 from .sequences import PLACES
-from .size_inputs import as_tensors, numbers_read, sizes_in
+from .size_inputs import as_tensors, sizes_in, values_read
 from .tensors_read import tensors_read
 from .whole_step import write_step
 
@@ -283,7 +283,7 @@ class RecurrenceTracer(Tracer, AsLoop):
         weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
-            made.read = numbers_read(code)
+            made.read = values_read(code)
             rows, levels = [leaf.values for leaf in x], x[0].structure.levels
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:

@@ -91,9 +91,15 @@ def as_tensors(code: Any, where: str, beside: Iterable[Any]) -> tuple[Referred, 
     return dict(zip(found, hints, strict=True)), sizes
 
 
-def numbers_read(code: Any) -> list[float]:
-    """The numbers that code refers to."""
-    return [part for part in _key(code) if type(part) in (int, float)]
+def values_read(code: Any) -> list[Any]:
+    """The plain values that code refers to, numbers above all."""
+    return [part for part in _key(code) if _is_plain(part)]
+
+
+def _is_plain(part: Any) -> bool:
+    if isinstance(part, tuple):
+        return all(isinstance(each, type) or _is_plain(each) for each in part)
+    return isinstance(part, (int, str, bytes))
 
 
 def _key(code: Any) -> list[Any]:
