@@ -2,6 +2,9 @@
 
 from __future__ import annotations
 
+from functools import partial
+
+import numpy as np
 import pytest
 import torch
 from torch import nn
@@ -48,14 +51,28 @@ class Carries(nn.Module):
         return y
 
 
+def scaled(number, x, h):
+    return h * number, x + h
+
+
+COUNTED = {
+    "beside the steps": lambda y, calls: y / calls,
+    "a tensor": lambda y, calls: y * torch.tensor(float(calls)),
+    "an array": lambda y, calls: y * torch.from_numpy(np.array([calls], np.float32)),
+    "in a step": lambda y, calls: recurrent(partial(scaled, calls), y, y[0])[0],
+    "half in a step": lambda y, calls: recurrent(partial(scaled, calls / 2), y, y[0])[0],
+    "a tensor in a step": lambda y, calls: recurrent(partial(scaled, torch.tensor(calls)), y, y[0])[0],
+}
+
+
 class Counts(nn.Module):
-    def __init__(self):
+    def __init__(self, use):
         super().__init__()
-        self.calls = 0
+        self.calls, self.use = 0, use
 
     def forward(self, x):
         self.calls += 1
-        return recurrent(smooth, x, x[0], backend="naive")[0] / self.calls
+        return self.use(recurrent(smooth, x, x[0], backend="naive")[0], self.calls)
 
 
 def test_a_call_sees_nothing_of_the_example(tmp_path):
@@ -76,10 +93,19 @@ def test_what_the_next_call_would_start_from_is_refused(register, tmp_path):
         package.save(Carries(register), tmp_path / name, torch.randn(3, 2, 4))
 
 
-def test_so_is_a_number_that_it_counts(tmp_path):
+@pytest.mark.parametrize("use", COUNTED)
+def test_so_is_a_number_that_it_counts(use, tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match="keeps for its next call\n  got:      calls\n"):
-        package.save(Counts(), tmp_path / name, torch.randn(3, 2, 4))
+        package.save(Counts(COUNTED[use]), tmp_path / name, torch.randn(3, 2, 4))
+
+
+def test_one_that_nothing_reads_does_no_harm(tmp_path):
+    package, run, name = FORMATS["onnx"]
+    module, x = Counts(lambda y, calls: y), torch.randn(5, 3, 4)
+    package.save(module, tmp_path / name, torch.randn(3, 2, 4))
+    (found,) = run(tmp_path / name, [x.numpy()])
+    torch.testing.assert_close(torch.from_numpy(found), module(x))
 
 
 class Parts(nn.Module):

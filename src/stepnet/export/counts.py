@@ -153,12 +153,16 @@ def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> R
     return None
 
 
-def check_counters(made: Program, following: Program, names: Sequence[str], where: str) -> None:
+def check_counters(
+    made: Program, read: Sequence[Any], following: Program, names: Sequence[str], where: str
+) -> None:
     """Refuse a program that computes with numbers that a module keeps for its next call.
 
     Args:
         made: the program.
-        following: that of the next call. If it makes other calls of torch, the module made something once.
+        read: what values its recurrences read.
+        following: that of the next call, which was the last one to be traced. If it makes other calls of
+            torch, the module made something once.
         names: the numbers that the first call changed.
         where: what is traced, for errors.
 
@@ -168,10 +172,14 @@ def check_counters(made: Program, following: Program, names: Sequence[str], wher
     pairs = list(zip(made.nodes, following.nodes, strict=False))
     if len(made.nodes) != len(following.nodes) or any(a.target != b.target for a, b in pairs):
         return
-    changed = next((a for a, b in pairs if not _alike(a, b, {})), None)
-    if changed is not None:
+    changed = next((a for a, b in pairs if not _alike(a, b, {})), None) or _first_reader(made, following)
+    at = None if changed is None else _at(where, changed)
+    for call, values in zip(_recurrences(made), read, strict=True):
+        if at is None and call.read != values:
+            at = f"the recurrence of {call.where} cannot be written"
+    if at is not None:
         raise IRError(
-            f"{_at(where, changed)}: it computes with a number that the module keeps for its next call",
+            f"{at}: it computes with a number that the module keeps for its next call",
             got=", ".join(names),
             remedy="what stays from call to call as inputs and outputs",
             expected="a module that computes the same in each call",

@@ -423,10 +423,11 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         if symbol in outer:
             ended = split_lead(emit, ended, outer[symbol])
         graph.result(ended, (text,), _shape(node, {**numbers, **aten.following}, levels))
-    if trace.kept.numbers:
-        check_counters(made, trace.following(), trace.kept.numbers, trace.where)
     if others:
         check_counts(made, others, grown, trace.where)
+    if trace.kept.numbers:
+        read = values_read_in(made)
+        check_counters(made, read, trace.following(), trace.kept.numbers, trace.where)
     return graph
 
 

@@ -45,7 +45,7 @@ class RecurrenceCall:
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to
     open: list[Any] = field(default_factory=list)  # the same, in the trace
-    read: list[Any] = field(default_factory=list)  # plain values, where it runs over sequences
+    read: list[Any] = field(default_factory=list)  # plain values
     again: tuple[Calls, ...] = ()  # those that one step makes with tensors in place of sizes
 
     @property

@@ -280,10 +280,10 @@ class RecurrenceTracer(Tracer, AsLoop):
             self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
+        made.read = values_read(code)
         weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
-            made.read = values_read(code)
             rows, levels = [leaf.values for leaf in x], x[0].structure.levels
             lengths = [self.lengths(level) for level in (levels if made.above else levels[-1:])]
         elif made.axis > 1:
