@@ -219,6 +219,11 @@ def in_a_step(number, x, h):
     return recurrent(functools.partial(scaled, number), x, h, backend="naive")[0]
 
 
+def doubled(h, turns, by):
+    begin = torch.tensor(0), h
+    return while_loop(lambda k, h: k < turns, lambda k, h: (k + 1, h * by), begin)[1]
+
+
 def by_text(text, x, h):
     return h * float(text), x + h
 
@@ -240,13 +245,15 @@ COUNTS = {
     "array in a step": lambda x, h: in_a_step(np.float64(len(x)), x, h),
     "text in a step": lambda x, h: recurrent(functools.partial(by_text, f"{len(x)}"), x, h)[0],
     "tensor in a step": lambda x, h: in_a_step(torch.tensor(float(len(x))), x, h),
+    "while loop": lambda x, h: doubled(h, 3, len(x)),
+    "turns of a while loop": lambda x, h: doubled(h, len(x), 1.5),
     "tensor": lambda x, h: h / torch.tensor(len(x)),
     "list": lambda x, h: h + torch.tensor([1.0, 2.0, len(x), 4.0]),
     "array": lambda x, h: h * torch.from_numpy(np.array([len(x)], np.float32)),
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", few(COUNTS, [*[*COUNTS][:-8:4], *[*COUNTS][-8:]]))
+@pytest.mark.parametrize("what", few(COUNTS, [*[*COUNTS][:-10:4], *[*COUNTS][-10:]]))
 def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
     package, _, name = FORMATS["onnx"]
     rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])

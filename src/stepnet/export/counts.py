@@ -19,9 +19,10 @@ from stepnet.errors import IRError
 
 from .call_log import Request
 from .calls import call_of
+from .recurrence_call import RecurrenceCall
 from .trace import Program, line_of, sizes_of
 
-_RECURRENCE = "stepnet.recurrence"
+_LOOPS = "stepnet.recurrence", "stepnet.while_node", "stepnet.iterator"
 _REMEDY = "torch.ones_like(x.lengths()).sum() in its place"
 # Calls of which the numbers in a list are sizes, and written as such.
 _SIZED = re.compile(
@@ -71,12 +72,12 @@ def _scaled(grown: Mapping[int, int], pairs: Mapping[int, int], by: Mapping[int,
 
 
 def values_read_in(made: Program) -> list[Any]:
-    """What values the recurrences of a program read, which was the last one to be traced."""
-    return [call.read for call in _recurrences(made)]
+    """What values the loops of a program read, which was the last one to be traced."""
+    return [call.read for call in _loops(made)]
 
 
-def _recurrences(made: Program) -> list[Any]:
-    return [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_RECURRENCE)]
+def _loops(made: Program) -> list[Any]:
+    return [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_LOOPS)]
 
 
 def check_counts(
@@ -88,7 +89,7 @@ def check_counts(
     Args:
         made: the program, which was the last one to be traced.
         others: it for other numbers of sequences; with each by those of `made` the ones in its place, and
-            what its recurrences read. Of few sequences torch makes other calls, so of those only what the
+            what its loops read. Of few sequences torch makes other calls, so of those only what the
             user's code asks for is compared.
         grown: what is `following` in the first of these.
         where: what is traced, for errors.
@@ -98,11 +99,11 @@ def check_counts(
     """
     for other, numbers, read in others:
         pairs: Any = {**_scaled(grown, numbers, others[0][1]), **numbers} if grown else numbers
-        for call, values in zip(_recurrences(made), read, strict=True):
+        for call, values in zip(_loops(made), read, strict=True):
             if call.read != values:
                 ours, theirs = next(p for p in itertools.zip_longest(call.read, values) if p[0] != p[1])
                 raise IRError(
-                    f"the recurrence of {call.where} cannot be written: it reads the number of sequences",
+                    f"{_named(call)} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
                     got=f"{_shown(ours)} for the example, {_shown(theirs)} for another",
                     expected="a step that does not depend on it",
@@ -126,6 +127,10 @@ def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNo
         if not all(pair) or not _alike(pair[0], pair[1], pairs):
             return pair[0] or pair[1]
     return None
+
+
+def _named(call: Any) -> str:
+    return f"the recurrence of {call.where}" if isinstance(call, RecurrenceCall) else call.where
 
 
 def _shown(value: Any) -> str:
@@ -160,7 +165,7 @@ def check_counters(
 
     Args:
         made: the program.
-        read: what values its recurrences read.
+        read: what values its loops read.
         following: that of the next call, which was the last one to be traced. If it makes other calls of
             torch, the module made something once.
         names: the numbers that the first call changed.
@@ -174,9 +179,9 @@ def check_counters(
         return
     changed = next((a for a, b in pairs if not _alike(a, b, {})), None) or _first_reader(made, following)
     at = None if changed is None else _at(where, changed)
-    for call, values in zip(_recurrences(made), read, strict=True):
+    for call, values in zip(_loops(made), read, strict=True):
         if at is None and call.read != values:
-            at = f"the recurrence of {call.where} cannot be written"
+            at = f"{_named(call)} cannot be written"
     if at is not None:
         raise IRError(
             f"{at}: it computes with a number that the module keeps for its next call",

@@ -284,7 +284,7 @@ class _Trace:
 
     def again(self) -> Iterator[tuple[Program, dict[int, int], list[Any]]]:
         """The program for more sequences, and for fewer, of the first number of each that it takes; and with
-        each which numbers change with them, and which ones its recurrences read."""
+        each which numbers change with them, and what values its loops read."""
         for given in self.others:
             for inputs in given:
                 t = _Trace(self.module, self.where, self.spec, inputs(), self.calls, self.dynamic, self.kept)

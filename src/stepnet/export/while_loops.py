@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Callable, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from functools import partial
 from typing import Any
 
@@ -44,7 +44,7 @@ from .captured_state import AsCalled, as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
 from .keeping_sizes import KeepingSizes
-from .size_inputs import Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, values_read, with_sizes
 from .tensors_read import tensors_read
 from .trace import AnyNumber
 
@@ -72,6 +72,7 @@ class WhileCall:
     once: bool = False  # whether there is one turn, or none
     inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
     again: tuple[Calls, ...] = ()  # the same with tensors in place of sizes
+    read: list[Any] = field(default_factory=list)  # plain values
 
     def functions(self, sizes: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with these in place of the sizes that they refer to."""
@@ -231,6 +232,7 @@ class WhileTracer(Tracer):
         leaves, spec = flatten(tuple(loop_vars))
         weights = at_places(call.places, _both(cond, body), call.where)
         call.sizes, sizes = as_tensors([cond, body], call.where, call.first)
+        call.read = [max_steps, *values_read([cond, body])]
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)
