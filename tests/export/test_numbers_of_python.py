@@ -19,7 +19,9 @@ from stepnet import (
     OutputPort,
     RecurrentOp,
     Scope,
+    TensorArray,
     TensorIterator,
+    create_whileloop,
     recurrent,
     sequence_pool,
     while_loop,
@@ -224,6 +226,16 @@ def doubled(h, turns, by):
     return while_loop(lambda k, h: k < turns, lambda k, h: (k + 1, h * by), begin)[1]
 
 
+def framed(rows, by):
+    given, made = TensorArray.unstack(rows), TensorArray()
+    loop = create_whileloop(loop_vars=[torch.tensor(0)])
+    with loop.frame() as (s,):
+        loop.break_if(s == len(rows))
+        made.write(s, torch.tanh(made.read(s - 1, rows[0]) + given.read(s)) * by)
+        loop.update(s, s + 1)
+    return made.stack()[-1]
+
+
 def by_text(text, x, h):
     return h * float(text), x + h
 
@@ -245,6 +257,7 @@ COUNTS = {
     "array in a step": lambda x, h: in_a_step(np.float64(len(x)), x, h),
     "text in a step": lambda x, h: recurrent(functools.partial(by_text, f"{len(x)}"), x, h)[0],
     "tensor in a step": lambda x, h: in_a_step(torch.tensor(float(len(x))), x, h),
+    "frame": lambda x, h: framed(torch.stack([h, h * 2]), len(x)),
     "while loop": lambda x, h: doubled(h, 3, len(x)),
     "turns of a while loop": lambda x, h: doubled(h, len(x), 1.5),
     "tensor": lambda x, h: h / torch.tensor(len(x)),
@@ -253,7 +266,7 @@ COUNTS = {
 }  # fmt: skip
 
 
-@pytest.mark.parametrize("what", few(COUNTS, [*[*COUNTS][:-10:4], *[*COUNTS][-10:]]))
+@pytest.mark.parametrize("what", few(COUNTS, [*[*COUNTS][:-11:4], *[*COUNTS][-11:]]))
 def test_the_number_of_sequences_as_a_number_is_refused(what, tmp_path):
     package, _, name = FORMATS["onnx"]
     rows = LoDTensor.from_lengths(torch.randn(5, 4), [[2, 3]])

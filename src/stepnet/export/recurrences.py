@@ -280,7 +280,7 @@ class RecurrenceTracer(Tracer, AsLoop):
             self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
-        made.read = values_read(code)
+        made.read = values_read(_code(loop))
         weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:
