@@ -11,6 +11,7 @@ import torch
 import stepnet
 from outcomes import outcome, same
 from stepnet import recurrent
+from torch_since import torch_since
 
 WEIGHT = torch.linspace(-1, 1, 9, dtype=torch.float64).view(3, 3).requires_grad_()
 
@@ -148,6 +149,7 @@ def test_through_what_the_caller_did(make: Any, through: Any, step: Any) -> None
             is_that_of_the_plain_loop(recurrent(step, rows, tuple(made))[0], step, rows, tuple(made))
 
 
+@torch_since("2.13", "its Dynamo follows torch.autograd.grad")
 @pytest.mark.filterwarnings("ignore:A model attribute")
 @pytest.mark.parametrize("step", [made_of_new, kept, made_of_old, not_asked_for])
 @pytest.mark.parametrize(("make", "through"), MAKES[:1] + MAKES[-1:])
