@@ -100,9 +100,23 @@ def test_so_is_a_number_that_it_counts(use, tmp_path):
         package.save(Counts(COUNTED[use]), tmp_path / name, torch.randn(3, 2, 4))
 
 
-def test_one_that_nothing_reads_does_no_harm(tmp_path):
+class CountsBeside(Counts):
+    def step(self, x, h):
+        h = torch.tanh(x + h * self.rate)
+        return h, h
+
+    def forward(self, x):
+        self.calls += 1
+        return self.use(recurrent(self.step, x, x[0])[0], self)
+
+
+@pytest.mark.parametrize("in_closure", [False, True])
+def test_one_that_nothing_reads_does_no_harm(in_closure, tmp_path):
     package, run, name = FORMATS["onnx"]
-    module, x = Counts(lambda y, calls: y), torch.randn(5, 3, 4)
+    module, x = CountsBeside(lambda y, own: y), torch.randn(5, 3, 4)
+    module.rate = 0.5
+    if in_closure:
+        module.use = lambda y, own: recurrent(lambda x, h: (h, x + h * own.rate), y, y[0])[0]
     package.save(module, tmp_path / name, torch.randn(3, 2, 4))
     (found,) = run(tmp_path / name, [x.numpy()])
     torch.testing.assert_close(torch.from_numpy(found), module(x))

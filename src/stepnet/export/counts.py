@@ -76,6 +76,11 @@ def values_read_in(made: Program) -> list[Any]:
     return [call.read for call in _loops(made)]
 
 
+def numbers_held_in(made: Program) -> list[Any]:
+    """The numbers that the loops of a program hold, which was the last one to be traced."""
+    return [call.held for call in _loops(made)]
+
+
 def _loops(made: Program) -> list[Any]:
     return [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_LOOPS)]
 
@@ -159,13 +164,13 @@ def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> R
 
 
 def check_counters(
-    made: Program, read: Sequence[Any], following: Program, names: Sequence[str], where: str
+    made: Program, held: Sequence[Any], following: Program, names: Sequence[str], where: str
 ) -> None:
     """Refuse a program that computes with numbers that a module keeps for its next call.
 
     Args:
         made: the program.
-        read: what values its loops read.
+        held: the numbers that its loops hold.
         following: that of the next call, which was the last one to be traced. If it makes other calls of
             torch, the module made something once.
         names: the numbers that the first call changed.
@@ -179,8 +184,8 @@ def check_counters(
         return
     changed = next((a for a, b in pairs if not _alike(a, b, {})), None) or _first_reader(made, following)
     at = None if changed is None else _at(where, changed)
-    for call, values in zip(_loops(made), read, strict=True):
-        if at is None and call.read != values:
+    for call, numbers in zip(_loops(made), held, strict=True):
+        if at is None and call.held != numbers:
             at = f"{_named(call)} cannot be written"
     if at is not None:
         raise IRError(

@@ -44,7 +44,14 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import AsManyAsSequences, check_counters, check_counts, following, values_read_in
+from .counts import (
+    AsManyAsSequences,
+    check_counters,
+    check_counts,
+    following,
+    numbers_held_in,
+    values_read_in,
+)
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -426,8 +433,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     if others:
         check_counts(made, others, grown, trace.where)
     if trace.kept.numbers:
-        read = values_read_in(made)
-        check_counters(made, read, trace.following(), trace.kept.numbers, trace.where)
+        held = numbers_held_in(made)
+        check_counters(made, held, trace.following(), trace.kept.numbers, trace.where)
     return graph
 
 

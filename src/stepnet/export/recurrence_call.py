@@ -46,6 +46,7 @@ class RecurrenceCall:
     sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to
     open: list[Any] = field(default_factory=list)  # the same, in the trace
     read: list[Any] = field(default_factory=list)  # plain values
+    held: list[Any] = field(default_factory=list)  # numbers among them that are its own, not an object's
     again: tuple[Calls, ...] = ()  # those that one step makes with tensors in place of sizes
 
     @property

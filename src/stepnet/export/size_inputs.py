@@ -96,6 +96,16 @@ def values_read(code: Any) -> list[Any]:
     return [part for part in _key(code) if _is_plain(part)]
 
 
+def numbers_held(code: Any, without: Sequence[Any] = ()) -> Iterator[str]:
+    """The numbers that code itself holds: in variables that it refers to, defaults, arguments of partials."""
+    code = code.value if isinstance(code, Literal) else code
+    if isinstance(code, (int, float)):
+        yield repr(code)
+    elif len(without) < _DEEPEST and all(code is not other for other in without):
+        for part in _parts(code, objects=False):
+            yield from numbers_held(part, (*without, code))
+
+
 def _is_plain(part: Any) -> bool:
     if isinstance(part, tuple):
         return all(isinstance(each, type) or _is_plain(each) for each in part)
@@ -125,7 +135,7 @@ def _tensor(size: Any, real: torch.dtype) -> Tensor:
     return torch.scalar_tensor(cast(Any, size), dtype=dtype)
 
 
-def _parts(value: Any) -> Sequence[Any]:
+def _parts(value: Any, *, objects: bool = True) -> Sequence[Any]:
     kind = type(value)
     if kind is FunctionType:
         return [value.__defaults__, value.__kwdefaults__, *map(content, value.__closure__ or ())]
@@ -143,7 +153,7 @@ def _parts(value: Any) -> Sequence[Any]:
         return value.step.calls
     if kind is Call:
         return [value.function, value.args, value.kwargs]
-    return list(vars(value).values()) if _is_object(value) else []
+    return list(vars(value).values()) if objects and _is_object(value) else []
 
 
 def _rebuilt(value: Any, parts: list[Any]) -> Any:
