@@ -585,3 +585,15 @@ def test_a_compiler_that_hangs_is_given_up(tmp_path, monkeypatch):
     monkeypatch.setattr(c_build, "_TIMEOUT", 0.2)
     monkeypatch.setenv("CC", str(_script(tmp_path / "hanging-cc", "exec sleep 60")))
     assert "no answer" in (c_build.available() or "")
+
+
+@needs_compiler
+def test_a_compiler_that_hangs_over_a_source_is_not_run_again(tmp_path, monkeypatch):
+    text = f'case "$*" in *-dM*) exec cc "$@";; esac; echo >> {tmp_path}/runs; exec sleep 60'
+    monkeypatch.setenv("CC", str(_script(tmp_path / "cc-that-stops", text)))
+    c_build.compiler()
+    monkeypatch.setattr(c_build, "_TIMEOUT", 0.2)
+    for _ in range(2):
+        with pytest.raises(BuildError, match=r"did not finish in 0 s: .*cc-that-stops(.|\n)*set CC"):
+            c_build.build(_source())
+    assert (tmp_path / "runs").read_text() == "\n"

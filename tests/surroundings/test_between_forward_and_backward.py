@@ -58,6 +58,30 @@ def test_weights_that_get_other_memory_are_read_as_torch_saved_them() -> None:
     holds(law, {f"{case}": case for case in cases})
 
 
+def test_what_stands_for_other_numbers_has_not_moved() -> None:
+    """Of the imaginary part of a conjugate torch notes the sign; it says that it is not set to itself."""
+    numbers: dict[str, Callable[[Tensor], Tensor]] = {
+        "negative": torch._neg_view,
+        "zeros": lambda t: torch._efficientzerotensor(t.shape, dtype=t.dtype),
+    }
+
+    def law(of: str, name: str, trains: bool) -> None:
+        found = []
+        for backend in ("naive", BACKEND):
+            given = {"x": _numbers(4, 2, 3), "h0": _numbers(2, 3), "weight": _numbers(3, 3)}
+            given[name] = numbers[of](given[name].detach()).requires_grad_(trains)
+            x, h0, weight = given.values()
+            y, h = recurrent(lambda x, h: (h := torch.tanh(x + h @ weight), h), x, h0, backend=backend)  # noqa: B023
+            wanted = [t for t in given.values() if t.requires_grad]
+            first = torch.autograd.grad(y.square().sum() + h.sum(), wanted, create_graph=True)
+            second = torch.autograd.grad(torch.stack([g.square().sum() for g in first]).sum(), wanted)
+            found.append((*first, *second))
+        torch.testing.assert_close(*found, **CLOSE)
+
+    roles = [(name, trains) for name in ("x", "h0", "weight") for trains in (False, True)]
+    holds(law, {f"{of}, {role}": (of, *role) for of in numbers for role in roles})
+
+
 @pytest.mark.exhaustive
 def test_gradients_of_weights_that_got_other_memory_are_differentiated() -> None:
     """Of what torch saved views of. A leaf that is saved itself has other numbers at each derivative."""

@@ -12,7 +12,7 @@ import torch
 from torch import Tensor, nn
 from torch.utils.checkpoint import checkpoint
 
-from stepnet import recurrent
+from stepnet import Recurrent, recurrent
 from stepnet.engine import checkpointed_calls
 from torch_since import torch_since
 
@@ -92,3 +92,24 @@ def test_a_property_that_is_cached_in_a_checkpoint() -> None:
     y: Any = checkpoint(lambda x: recurrent(step, x, h)[0], x, use_reentrant=False)
     expected = torch.autograd.grad(by_hand(step, x, h)[0].sum(), x)
     torch.testing.assert_close(torch.autograd.grad(y.sum(), x), expected)
+
+
+def test_under_functional_call_the_weights_are_those_of_the_call() -> None:
+    """A loop in torch computes again when functional_call is over, from the weights of the module."""
+
+    class Checkpointed(nn.Module):
+        def __init__(self) -> None:
+            super().__init__()
+            self.plain = Plain()
+
+        def forward(self, x: Tensor, h: Tensor) -> tuple[Tensor, Tensor]:
+            return checkpoint(self.plain, x, h, use_reentrant=False)  # pyright: ignore[reportReturnType]
+
+    module, x = Recurrent(Checkpointed()), torch.randn(5, 2, 3, dtype=torch.float64)
+    plain, found = module.step.plain, []
+    other = {name: (p * 0.5).detach().requires_grad_() for name, p in module.named_parameters()}
+    for model in (module, Recurrent(plain, backend="naive")):
+        weights = dict(zip((name for name, _ in model.named_parameters()), other.values(), strict=True))
+        y, h = torch.func.functional_call(model, weights, (x, torch.zeros(2, 3, dtype=torch.float64)))
+        found.append(torch.autograd.grad(y.square().sum() + h.sum(), [*other.values()]))
+    torch.testing.assert_close(*found)

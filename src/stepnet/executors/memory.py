@@ -104,7 +104,8 @@ class Memory(NamedTuple):
             now = list(saved)
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
-        moved = [(k, was) for k, tensor, was in self.own if not is_set_to(tensor, was)]
+        own = [each for each in self.own if not is_set_to(*each[1:])]
+        moved = [(k, was) for k, tensor, was in own if not _are_noted_alike(tensor, was)]
         if differentiated and self._moves_a_derivative:
             raise changed("a gradient is differentiated, but a weight or x")
         if not moved:
@@ -124,6 +125,16 @@ class Memory(NamedTuple):
     def written(self) -> bool:
         """Whether something was written to that backward does not read."""
         return any(tensor._version != version for tensor, version in self.unread.values())
+
+
+def _are_noted_alike(a: Tensor, b: Tensor) -> bool:
+    """Whether two name one memory, and stand for the negative or the conjugate of what is in it, or for
+    zeros: asked whether one is set to the other, torch compares copies of such."""
+    first, second = (
+        (t.is_neg(), t.is_conj(), t._is_zerotensor(), memory_of(t), t.storage_offset(), t.stride(), t.shape)
+        for t in (a, b)
+    )
+    return any(first[:3]) and first == second
 
 
 def changed(what: str) -> WrittenError:

@@ -243,6 +243,7 @@ _loaded: dict[str, _Slot] = {}
 _object_lock = Lock()  # one thread of a process builds products, others wait
 _objects: dict[tuple[Compiler, Product], bytes] = {}
 _need_all: set[Compiler] = set()
+_hung: set[Compiler] = set()  # not run again: later calls, which try what failed, would each wait
 
 
 @functools.cache
@@ -376,6 +377,8 @@ def _made(
     after: tuple[str, ...],
 ) -> tuple[Path, bytes]:  # fmt: skip
     """Compile a source, and keep what comes of it: where it is, and its bytes."""
+    if cc in _hung:
+        raise _did_not_finish(cc)
     folder = cache_folder.cache_folder()
     try:
         with cache_folder.workplace(folder) as work:
@@ -397,13 +400,19 @@ def _made(
             path = cache_folder.keep(folder, key, binary)
             cache_trim.added(folder, len(data))
     except subprocess.TimeoutExpired as error:
-        raise BuildError(
-            f"the C compiler did not finish in {_TIMEOUT:.0f} s", remedy="set CC to another compiler"
-        ) from error
+        _hung.add(cc)
+        raise _did_not_finish(cc) from error
     except OSError as error:
         let_through(error)
         raise _not_kept(error) from error
     return path, data
+
+
+def _did_not_finish(cc: Compiler) -> BuildError:
+    return BuildError(
+        f"the C compiler did not finish in {_TIMEOUT:.0f} s: {shlex.join(cc.command)}",
+        remedy="set CC to another compiler; this process does not run that one again",
+    )
 
 
 def _not_kept(error: OSError) -> BuildError:
