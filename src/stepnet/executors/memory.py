@@ -104,8 +104,11 @@ class Memory(NamedTuple):
             now = list(saved)
             for k, (tensor, _) in self.unread.items():
                 now[k] = tensor
-        own = [each for each in self.own if not is_set_to(*each[1:])]
-        moved = [(k, was) for k, tensor, was in own if not _are_noted_alike(tensor, was)]
+        moved = [
+            (k, was)
+            for k, tensor, was in self.own
+            if not is_set_to(tensor, was) and not _are_noted_alike(tensor, was)
+        ]
         if differentiated and self._moves_a_derivative:
             raise changed("a gradient is differentiated, but a weight or x")
         if not moved:

@@ -6,10 +6,10 @@ counts in its attributes is no input of a file.
 
 from __future__ import annotations
 
-import itertools
 import re
 from collections.abc import Iterator, Mapping, Sequence
-from typing import Any, cast
+from itertools import zip_longest
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -20,6 +20,7 @@ from stepnet.errors import IRError
 from .call_log import Request
 from .calls import call_of
 from .recurrence_call import RecurrenceCall
+from .size_inputs import Read
 from .trace import Program, line_of, sizes_of
 
 _LOOPS = "stepnet.recurrence", "stepnet.while_node", "stepnet.iterator"
@@ -71,31 +72,31 @@ def _scaled(grown: Mapping[int, int], pairs: Mapping[int, int], by: Mapping[int,
     return {a: a + (b - a) * (pairs[n] - n) / (last - n) for a, b in grown.items()}
 
 
-def values_read_in(made: Program) -> list[Any]:
-    """What values the loops of a program read, which was the last one to be traced."""
+class Other(NamedTuple):
+    """The program for another number of sequences; by the numbers of the first one those in their place, and
+    what its loops read."""
+
+    program: Program
+    numbers: Mapping[int, int]
+    read: Sequence[Read]
+
+
+def read_in(made: Program) -> list[Read]:
+    """What the loops of a program read, which was the last one to be traced."""
     return [call.read for call in _loops(made)]
-
-
-def numbers_held_in(made: Program) -> list[Any]:
-    """The numbers that the loops of a program hold, which was the last one to be traced."""
-    return [call.held for call in _loops(made)]
 
 
 def _loops(made: Program) -> list[Any]:
     return [call_of(cast(int, n.args[0])) for n in made.nodes if str(n.target).startswith(_LOOPS)]
 
 
-def check_counts(
-    made: Program, others: Sequence[tuple[Program, Mapping[int, int], Sequence[Any]]],
-    grown: Mapping[int, int], where: str,
-) -> None:  # fmt: skip
+def check_counts(made: Program, others: Sequence[Other], grown: Mapping[int, int], where: str) -> None:
     """Refuse a program that computes with the number of sequences, or that it decides.
 
     Args:
         made: the program, which was the last one to be traced.
-        others: it for other numbers of sequences; with each by those of `made` the ones in its place, and
-            what its loops read. Of few sequences torch makes other calls, so of those only what the
-            user's code asks for is compared.
+        others: it for other numbers of sequences. Of few sequences torch makes other calls, so of those only
+            what the user's code asks for is compared.
         grown: what is `following` in the first of these.
         where: what is traced, for errors.
 
@@ -103,10 +104,10 @@ def check_counts(
         IRError: another number of sequences makes it another.
     """
     for other, numbers, read in others:
-        pairs: Any = {**_scaled(grown, numbers, others[0][1]), **numbers} if grown else numbers
-        for call, values in zip(_loops(made), read, strict=True):
-            if call.read != values:
-                ours, theirs = next(p for p in itertools.zip_longest(call.read, values) if p[0] != p[1])
+        pairs: Any = {**_scaled(grown, numbers, others[0].numbers), **numbers} if grown else numbers
+        for call, (values, _) in zip(_loops(made), read, strict=True):
+            if call.read.values != values:
+                ours, theirs = next(p for p in zip_longest(call.read.values, values) if p[0] != p[1])
                 raise IRError(
                     f"{_named(call)} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
@@ -128,7 +129,7 @@ def check_counts(
 def _first_call(made: Program, other: Program, pairs: Mapping[int, int]) -> FxNode | None:
     """The first call of torch's that is another."""
     pair: Any
-    for pair in itertools.zip_longest(made.nodes, other.nodes):
+    for pair in zip_longest(made.nodes, other.nodes):
         if not all(pair) or not _alike(pair[0], pair[1], pairs):
             return pair[0] or pair[1]
     return None
@@ -157,20 +158,20 @@ def _equal(a: Tensor, b: Tensor) -> bool:
 
 def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> Request | None:
     """The first call of the user's that is another."""
-    for ours, theirs in itertools.zip_longest(made.asked, other.asked):
+    for ours, theirs in zip_longest(made.asked, other.asked):
         if ours is None or theirs is None or not ours.is_as(theirs, pairs):
             return ours or theirs
     return None
 
 
 def check_counters(
-    made: Program, held: Sequence[Any], following: Program, names: Sequence[str], where: str
+    made: Program, read: Sequence[Read], following: Program, names: Sequence[str], where: str
 ) -> None:
     """Refuse a program that computes with numbers that a module keeps for its next call.
 
     Args:
         made: the program.
-        held: the numbers that its loops hold.
+        read: what its loops read.
         following: that of the next call, which was the last one to be traced. If it makes other calls of
             torch, the module made something once.
         names: the numbers that the first call changed.
@@ -184,8 +185,8 @@ def check_counters(
         return
     changed = next((a for a, b in pairs if not _alike(a, b, {})), None) or _first_reader(made, following)
     at = None if changed is None else _at(where, changed)
-    for call, numbers in zip(_loops(made), held, strict=True):
-        if at is None and call.held != numbers:
+    for call, (_, held) in zip(_loops(made), read, strict=True):
+        if at is None and call.read.held != held:
             at = f"{_named(call)} cannot be written"
     if at is not None:
         raise IRError(

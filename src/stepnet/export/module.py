@@ -44,14 +44,7 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import (
-    AsManyAsSequences,
-    check_counters,
-    check_counts,
-    following,
-    numbers_held_in,
-    values_read_in,
-)
+from .counts import AsManyAsSequences, Other, check_counters, check_counts, following, read_in
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -289,9 +282,8 @@ class _Trace:
                 dims.update(more)
         return chosen
 
-    def again(self) -> Iterator[tuple[Program, dict[int, int], list[Any]]]:
-        """The program for more sequences, and for fewer, of the first number of each that it takes; and with
-        each which numbers change with them, and what values its loops read."""
+    def again(self) -> Iterator[Other]:
+        """The program for more sequences, and for fewer, of the first number of each that it takes."""
         for given in self.others:
             for inputs in given:
                 t = _Trace(self.module, self.where, self.spec, inputs(), self.calls, self.dynamic, self.kept)
@@ -300,7 +292,7 @@ class _Trace:
                 except IRError:  # of the module: `topk(3, 0)` needs three sequences
                     continue
                 sizes = ([len(n) - 1 for lod in of.lods for n in lod.levels[:2]] for of in (self, t))
-                yield made, dict(zip(*sizes, strict=True)), values_read_in(made)
+                yield Other(made, dict(zip(*sizes, strict=True)), read_in(made))
                 break
 
     def fixed_by_inputs(self, made: Program) -> set[int]:
@@ -388,7 +380,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     for k, lod in enumerate(trace.lods):
         if len(lod.levels) > 1:
             numbers[len(lod.levels[1]) - 1] = AnyNumber(f"sequences_{k}")
-    grown = following(made, *others[0][:2]) if others and others[0][1][batch] > batch else {}
+    more = others[0] if others and others[0].numbers[batch] > batch else None
+    grown = {} if more is None else following(made, more.program, more.numbers)
     inputs: list[Value] = []
     for i, node in zip(trace.tensors, made.inputs, strict=False):
         levels = 0 if i.lod is None else len(trace.lods[i.lod].levels)
@@ -433,8 +426,8 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
     if others:
         check_counts(made, others, grown, trace.where)
     if trace.kept.numbers:
-        held = numbers_held_in(made)
-        check_counters(made, held, trace.following(), trace.kept.numbers, trace.where)
+        read = read_in(made)
+        check_counters(made, read, trace.following(), trace.kept.numbers, trace.where)
     return graph
 
 

@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, cast
+from typing import Any, NamedTuple, cast
 
 import torch
 from torch import Tensor
@@ -29,25 +29,32 @@ _DEEPEST = 12
 _OPEN = (torch.SymInt, torch.SymFloat, torch.SymBool)
 
 
-def sizes_in(
-    value: Any, path: Path = (), without: dict[int, Any] | None = None
-) -> Iterator[tuple[Path, Any]]:
+def sizes_in(code: Any) -> Iterator[tuple[Path, Any]]:
     """The sizes that are left open among what code refers to, and numbers that follow from such, each with
-    the way to it. `without`: parts that are known to hold none, by their id.
+    the way to it.
 
     >>> list(sizes_in(lambda x, n=3: x * n))
     []
     """
+    return _leaves(code, _OPEN, _parts)
+
+
+def _leaves(
+    value: Any, kinds: tuple[type, ...], parts_of: Callable[[Any], Sequence[Any] | None],
+    path: Path = (), without: dict[int, Any] | None = None,
+) -> Iterator[tuple[Path, Any]]:  # fmt: skip
+    """What is of some kinds among what code refers to, each with the way to it. `without`: parts that are
+    known to hold none, by their id."""
     value = value.value if isinstance(value, Literal) else value
-    if isinstance(value, _OPEN):
+    if isinstance(value, kinds):
         yield path, value
         return
     without = {} if without is None else without
     if len(path) == _DEEPEST or id(value) in without:
         return
     without[id(value)] = value
-    for i, part in enumerate(_parts(value)):
-        for found in sizes_in(part, (*path, i), without):
+    for i, part in enumerate(parts_of(value) or ()):
+        for found in _leaves(part, kinds, parts_of, (*path, i), without):
             without.pop(id(value), None)
             yield found
 
@@ -91,19 +98,18 @@ def as_tensors(code: Any, where: str, beside: Iterable[Any]) -> tuple[Referred, 
     return dict(zip(found, hints, strict=True)), sizes
 
 
-def values_read(code: Any) -> list[Any]:
-    """The plain values that code refers to, numbers above all."""
-    return [part for part in _key(code) if _is_plain(part)]
+class Read(NamedTuple):
+    """The plain values that code refers to; and the numbers among them that it holds itself: in variables
+    that it refers to, defaults and arguments of partials, in no object."""
 
+    values: Sequence[Any] = ()
+    held: Sequence[str] = ()
 
-def numbers_held(code: Any, without: Sequence[Any] = ()) -> Iterator[str]:
-    """The numbers that code itself holds: in variables that it refers to, defaults, arguments of partials."""
-    code = code.value if isinstance(code, Literal) else code
-    if isinstance(code, (int, float)):
-        yield repr(code)
-    elif len(without) < _DEEPEST and all(code is not other for other in without):
-        for part in _parts(code, objects=False):
-            yield from numbers_held(part, (*without, code))
+    @classmethod
+    def by(cls, code: Any) -> Read:
+        """What code reads."""
+        held = [repr(number) for _, number in _leaves(code, (int, float), _own_parts)]
+        return cls([part for part in _key(code) if _is_plain(part)], held)
 
 
 def _is_plain(part: Any) -> bool:
@@ -135,7 +141,15 @@ def _tensor(size: Any, real: torch.dtype) -> Tensor:
     return torch.scalar_tensor(cast(Any, size), dtype=dtype)
 
 
-def _parts(value: Any, *, objects: bool = True) -> Sequence[Any]:
+def _parts(value: Any) -> Sequence[Any]:
+    parts = _own_parts(value)
+    if parts is None:
+        return list(vars(value).values()) if _is_object(value) else []
+    return parts
+
+
+def _own_parts(value: Any) -> Sequence[Any] | None:
+    """Those of code, and of what it holds; None: it is an object, or has none."""
     kind = type(value)
     if kind is FunctionType:
         return [value.__defaults__, value.__kwdefaults__, *map(content, value.__closure__ or ())]
@@ -153,7 +167,7 @@ def _parts(value: Any, *, objects: bool = True) -> Sequence[Any]:
         return value.step.calls
     if kind is Call:
         return [value.function, value.args, value.kwargs]
-    return list(vars(value).values()) if objects and _is_object(value) else []
+    return None
 
 
 def _rebuilt(value: Any, parts: list[Any]) -> Any:
