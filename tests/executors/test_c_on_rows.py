@@ -137,4 +137,4 @@ def test_layers_under_autocast(loops, monkeypatch):
     for mine, again, exact in zip(found, first, wanted, strict=True):
         assert mine.dtype == again.dtype
         assert torch.equal(mine, again)
-        assert (mine - exact).norm() <= 3e-2 * exact.norm()
+        assert (mine - exact).norm() <= 5e-2 * exact.norm()
