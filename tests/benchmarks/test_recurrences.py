@@ -27,7 +27,20 @@ from benchmarks.work import SIZES, WORKS, Setting, Size, named
 from rich.console import Console
 
 from benchmarks import __main__ as command
-from benchmarks import child, first_call, goals, harness, memory, page, peers, plot, recurrences, topics
+from benchmarks import (
+    child,
+    first_call,
+    goals,
+    harness,
+    memory,
+    page,
+    peak,
+    peers,
+    plot,
+    recurrences,
+    sixteen_bits,
+    topics,
+)  # fmt: skip
 from covering import few
 from forks import in_a_fork
 
@@ -216,6 +229,31 @@ def test_examples_in_docstrings(name):
     found = doctest.testmod(importlib.import_module(f"benchmarks.{name}"))
     assert found.attempted > 0
     assert found.failed == 0
+
+
+@pytest.mark.parametrize(("rate", "sizes"), [(9e9, [256]), (11e9, [256, 1536])])
+def test_a_large_matmul_only_of_what_is_multiplied_fast(rate, sizes, monkeypatch):
+    tried = []
+    monkeypatch.setattr(peak, "_rate", lambda n, turns, dtype: tried.append(n) or rate)
+    assert peak.matmul_peak(1, dtype=torch.bfloat16) == rate
+    assert tried == sizes
+
+
+@pytest.mark.parametrize("has", [True, False])
+def test_under_autocast_where_torch_has_no_bfloat16_its_floats_are_the_peer(has, monkeypatch):
+    monkeypatch.setattr(sixteen_bits, "matmul_peak", lambda threads, dtype: 1e9)
+    monkeypatch.setattr(sixteen_bits, "torch_has_bfloat16", lambda: has)
+    asked = []
+    who = Contender(lambda: asked.append(torch.is_autocast_enabled("cpu")))
+    found = dict.fromkeys(("nn", "nn packed", "stepnet"), who)
+    monkeypatch.setattr(peers, "contenders", lambda *_: (found, []))
+    case = sixteen_bits.case_of(Setting(WORKS["lstm"], SIZE, True), training=False)
+    for run in case.runs.values():
+        run()
+    assert asked == [has, has, True]
+    assert ("float32" in str(case.facts["absent"])) is not has
+    threads = torch.get_num_threads()
+    assert {f"{name} peak, {threads} threads, gflop/s" for name in ("sgemm", "bfloat16")} <= {*case.facts}
 
 
 # --------------------------------------------------------------------------------------------- the command

@@ -5,16 +5,27 @@
 typedef uint32_t sn_words __attribute__((vector_size(SN_VECTOR_BYTES)));
 typedef uint32_t sn_words_u __attribute__((vector_size(SN_VECTOR_BYTES), aligned(2), may_alias));
 
-/* As many numbers as fit a vector once they are floats; and as such. */
+/* As many numbers as fit a vector once they are floats; and as such: by an instruction that gcc does not find itself, which
+ * takes five for it. */
 typedef uint16_t sn_narrow __attribute__((vector_size(SN_VECTOR_BYTES / 2), aligned(2), may_alias));
-SN_INLINE sn_vec_f32 sn_widen(const uint16_t *from) {
-#if defined(__AVX2__) && SN_VECTOR_BYTES == 32 && !defined(__clang__) /* what gcc makes of it takes five instructions */
-    typedef short narrow __attribute__((vector_size(16), aligned(2), may_alias));
-    return (sn_vec_f32)((sn_words)__builtin_ia32_pmovzxwd256(*(const narrow *)from) << 16);
-#else
-    return (sn_vec_f32)(__builtin_convertvector(*(const sn_narrow *)from, sn_words) << 16);
+#if defined(__has_builtin) && !defined(__clang__)
+#if defined(__AVX512F__) && SN_VECTOR_BYTES == 64 && __has_builtin(__builtin_ia32_pmovzxwd512_mask)
+#define SN_WIDER(x) __builtin_ia32_pmovzxwd512_mask(x, (sn_signed_words){0}, 0xffff)
+#elif defined(__AVX2__) && SN_VECTOR_BYTES == 32 && __has_builtin(__builtin_ia32_pmovzxwd256)
+#define SN_WIDER(x) __builtin_ia32_pmovzxwd256(x)
 #endif
+#endif
+#ifdef SN_WIDER
+typedef int sn_signed_words __attribute__((vector_size(SN_VECTOR_BYTES)));
+typedef short sn_signed_narrow __attribute__((vector_size(SN_VECTOR_BYTES / 2), aligned(2), may_alias));
+SN_INLINE sn_vec_f32 sn_widen(const uint16_t *from) {
+    return (sn_vec_f32)((sn_words)SN_WIDER(*(const sn_signed_narrow *)from) << 16);
 }
+#else
+SN_INLINE sn_vec_f32 sn_widen(const uint16_t *from) {
+    return (sn_vec_f32)(__builtin_convertvector(*(const sn_narrow *)from, sn_words) << 16);
+}
+#endif
 
 #if defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64
 #define SN_HAS_PAIRS 1
