@@ -69,6 +69,7 @@ from .inputs import (
 from .open_sizes import SOME
 from .scans import StepAxis, mask_of
 from .sequences import PLACES
+from .tensor_kinds import PlainTensors
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of, unsaid
 
 
@@ -152,7 +153,7 @@ def _from_example(
     calls = Calls(graph.target)
     with left_as_it_was(module), ExitStack() as at_the_end:
         at_the_end.callback(calls.forget)
-        with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
+        with torch.no_grad(), calls.noted(), tried(), EndsOnExample(), PlainTensors(where):
             args, kwargs = unflatten(spec, [i.value for i in inputs])
             try:
                 with run_plainly(module), as_it_was(module) as kept:

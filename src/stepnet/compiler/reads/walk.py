@@ -44,6 +44,7 @@ from .kinds import (
     slot_values,
 )
 from .survey import Same, Seen
+from .tensor_kinds import is_named_only
 from .trust import (
     BY_VALUE,
     HEAP,
@@ -141,7 +142,11 @@ class Walk(TorchModuleWalk):
         self.tensors.append(value)
         if self.everything:
             self.met_tensors.append(value)
-        if kind is not Tensor and kind is not nn.Parameter:
+        plain = kind is Tensor or kind is nn.Parameter
+        if not plain and is_named_only(kind):
+            self._class(kind)
+            plain = True
+        if not plain:
             of_torch = is_trusted_class(kind) and kind.__mro__[1] is Tensor
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
@@ -155,7 +160,7 @@ class Walk(TorchModuleWalk):
             )
         if self.refused is None and value.is_nested:
             self.refused = "it reads a nested tensor; by its .unbind() it would be compiled"
-        if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
+        if plain:  # others hold what torch runs them by
             more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
             self.hold(more)
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
