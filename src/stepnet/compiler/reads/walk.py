@@ -27,6 +27,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import in_program
 from stepnet.data.recording import Interned, ToldByContent
+from stepnet.interrupts import let_through
 
 from .as_written import written_as
 from .code_facts import BY_IDENTITY, words
@@ -235,6 +236,17 @@ class Walk(TorchModuleWalk):
         self.key.append(weakref.ref)
         self.visit(found)
 
+    def _proxied(self, value: Any) -> None:
+        """What a weak proxy stands for, as its methods are of that."""
+        self.key.append(type(value))
+        try:
+            found = value.__init__.__self__
+        except Exception as error:  # it is gone, or its class answers for itself
+            let_through(error)
+            self._not_tried(value, "and what it stands for cannot be seen")
+        else:
+            self.visit(found)
+
     def _own_parts(self, value: Any) -> None:
         """What a container has besides its items, of a class of the user's or as attributes."""
         kind = type(value)
@@ -347,8 +359,8 @@ class Walk(TorchModuleWalk):
             self.opened("a torch.Generator, of which it reads the seed or the state")
 
     def _stateful(self, value: Any) -> None:
+        self.key.append(type(value))
         if is_used_up(value):
-            self.key.append(type(value))
             for items in value.__reduce__()[1]:  # one list, which may grow
                 self.visit(items)
             return
@@ -401,6 +413,8 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
         return Walk._fixed
     if kind is torch.Generator:
         return Walk._generator
+    if kind in weakref.ProxyTypes:
+        return Walk._proxied
     if is_stateful(kind):
         return Walk._stateful
     if is_checking_class(kind):
