@@ -22,6 +22,7 @@ def rules_of(kind: type) -> str | None:
     """The first name by which a class of tensors gives something that a tensor does another meaning, if it
     does.
 
+    >>> from torch import nn
     >>> class Named(nn.Parameter):
     ...     unit = "mV"
     >>> class Doubled(nn.Parameter):
@@ -41,4 +42,4 @@ def rules_of(kind: type) -> str | None:
 
 def is_named_only(kind: type) -> bool:
     """Whether tensors of a class are computed with as a parameter is, and give what it gives."""
-    return issubclass(kind, nn.Parameter) and rules_of(kind) is None
+    return issubclass(kind, nn.Parameter) and not is_trusted_class(kind) and rules_of(kind) is None
