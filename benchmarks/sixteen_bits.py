@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Iterator
 from functools import partial
 from typing import Any
@@ -27,18 +28,37 @@ def cases(work: Work, quick: bool) -> Iterator[Case]:
 
 def case_of(setting: Setting, training: bool) -> Case:
     found, absent = peers.contenders(setting, training, ("torch_nn", "ours"))
+    plain = () if torch_has_bfloat16() else [name for name in found if name.startswith("nn")]
+    if plain:
+        absent = [*absent, "torch.nn has no bfloat16 on this CPU: what is timed of it is float32"]
     threads = torch.get_num_threads()
     wanted = goal(setting.work.name, setting.size, setting.ragged, training, "bfloat16")
-    peak = matmul_peak(threads, dtype=torch.bfloat16) * 1e-9
+    peaks = {"sgemm": torch.float32, "bfloat16": torch.bfloat16}  # a CPU without bfloat16 computes in floats
     return Case(
         name=f"{setting.name} {'train' if training else 'forward'}, bfloat16",
-        contenders={name: Contender(under_autocast(who.run), who.values) for name, who in found.items()},
+        contenders={
+            name: who if name in plain else Contender(under_autocast(who.run), who.values)
+            for name, who in found.items()
+        },
         reference=lambda: setting.target(training),
         facts=facts_of(setting, training, absent, wanted)
-        | {f"bfloat16 peak, {threads} threads, gflop/s": peak},
+        | {
+            f"{name} peak, {threads} threads, gflop/s": matmul_peak(threads, dtype=dtype) * 1e-9
+            for name, dtype in peaks.items()
+        },
         rtol=0.0,
         atol=TOLERANCE,
     )
+
+
+@functools.cache
+def torch_has_bfloat16() -> bool:
+    """Whether torch.nn.LSTM runs under autocast here: its kernel is oneDNN's, and some CPUs have none."""
+    try:
+        under_autocast(lambda: torch.nn.LSTM(4, 4)(torch.zeros(2, 1, 4)))()
+    except RuntimeError:
+        return False
+    return True
 
 
 def under_autocast(run: Callable[[], Any]) -> Callable[[], Any]:

@@ -100,3 +100,41 @@ def test_layers_around_a_recurrence(monkeypatch):
     assert sum(product is not None for product in made) >= 4
     for mine, theirs in zip(found, wanted, strict=True):
         assert (mine - theirs).abs().max() <= 1e-5 * theirs.abs().max()
+
+
+@pytest.mark.parametrize("loops", [True, False])
+def test_layers_under_autocast(loops, monkeypatch):
+    """Where torch multiplies numbers of bfloat16 by loops, floats are multiplied, exactly those numbers."""
+    types, in_wider = [], c_on_rows.in_wider
+
+    def noted(graph, node, product):
+        def each(a, b, rows):
+            types.append((a.dtype, b.dtype))
+            return product(a, b, rows=rows)
+
+        return in_wider(graph, node, each)
+
+    for module in (c_on_rows, c_over_rows):
+        monkeypatch.setattr(module, "in_wider", noted)
+        monkeypatch.setattr(module, "are_loops_of_torch", lambda: loops)
+        monkeypatch.setattr(module, "are_slow_in_torch", lambda dtype="float32": False)
+    torch.manual_seed(0)
+    ours, x = Layered(), torch.randn(60, 8, 40)
+    plain = Layered().double()
+    plain.load_state_dict(ours.state_dict())
+
+    def outcome(module, backend, x, **autocast):
+        given = x.clone().requires_grad_()
+        with torch.autocast("cpu", torch.bfloat16, **autocast):
+            y, h = stepnet.recurrent(module, given, x.new_zeros(8, 32), backend=backend)
+        total = y.double().square().sum() + h.double().sum()
+        return [y, h, *torch.autograd.grad(total, [given, *module.parameters()])]
+
+    first = outcome(ours, "c", x)  # with the self-check, whose plain loop is torch's
+    types.clear()
+    found, wanted = outcome(ours, "c", x), outcome(plain, "naive", x.double(), enabled=False)
+    assert set(types) == ({(torch.float32, torch.float32)} if loops else set())
+    for mine, again, exact in zip(found, first, wanted, strict=True):
+        assert mine.dtype == again.dtype
+        assert torch.equal(mine, again)
+        assert (mine - exact).norm() <= 5e-2 * exact.norm()

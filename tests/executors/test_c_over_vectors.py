@@ -162,14 +162,22 @@ def test_whose_products_are_slow(told, slow, monkeypatch, tmp_path):
 
 
 @pytest.mark.parametrize(
-    ("flags", "slow"),
+    ("flags", "slow", "loops"),
     [
-        ("avx512f avx512_bf16", True),
-        ("avx512f", False),
-        ("avx512f avx512_bf16 amx_tile amx_bf16", False),
+        ("avx2 avx512f avx512_bf16", True, False),
+        ("avx2 avx512f", False, False),
+        ("avx2 avx512f avx512_bf16 amx_tile amx_bf16", False, False),
+        ("avx2 fma", True, True),
+        ("avx2 fma avx_ne_convert", False, False),
+        ("", False, False),
     ],
 )
-def test_whose_products_of_bfloat16_are_slow(flags, slow, monkeypatch):
-    monkeypatch.setattr(cpu, "has_pairs", lambda: set(flags.split()) >= cpu._PAIRS)
+def test_whose_products_of_bfloat16_are_slow(flags, slow, loops, monkeypatch):
+    monkeypatch.setattr(cpu, "_flags", flags.split)
+    monkeypatch.setattr(cpu, "sys", type("system", (), {"platform": "linux"}))
+    monkeypatch.setattr(cpu.platform, "machine", lambda: "x86_64")
+    monkeypatch.setattr(cpu, "has_pairs", cpu.has_pairs.__wrapped__)
     monkeypatch.setattr(cpu, "has_tiles", lambda: set(flags.split()) >= cpu._TILES)
+    monkeypatch.setattr(cpu, "are_loops_of_torch", cpu.are_loops_of_torch.__wrapped__)
     assert cpu.are_slow_in_torch.__wrapped__("bfloat16") is slow
+    assert cpu.are_loops_of_torch() is loops

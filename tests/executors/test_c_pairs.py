@@ -23,14 +23,20 @@ NO_PAIRS = "#undef __AVX512BF16__\n"
 WAYS = {  # what the text begins with, and its tiles
     "of this CPU": ("", 0),
     "floats": (NO_PAIRS, 0),
+    "floats, wide vectors": (WIDE + NO_PAIRS, 0),
     "twin of tiles": (WIDE, 2),
     "twin of tiles, few rows by floats": (WIDE + NO_PAIRS, 2),
 }
-APART = ["floats", "twin of tiles", *(["of this CPU"] if cpu.has_pairs() else [])]
+APART = [
+    "floats",
+    "floats, wide vectors",
+    "twin of tiles",
+    *(["of this CPU"] if cpu.has_pairs() else []),
+]
 SHAPES = [  # rows, K, N
     (0, 3, 5), (1, 1, 1), (1, 64, 256), (2, 7, 16), (3, 17, 31), (4, 32, 32), (5, 64, 64), (6, 5, 65),
     (7, 33, 48), (16, 64, 100), (17, 95, 17), (31, 2, 130), (32, 96, 64), (33, 31, 80), (97, 3, 17),
-    (200, 11, 80), (2, 31, 300), (3, 64, 640), (3, 95, 129),
+    (200, 11, 80), (2, 31, 300), (3, 64, 640), (3, 95, 129), (98, 1025, 33), (2, 2051, 70),
 ]  # fmt: skip
 
 

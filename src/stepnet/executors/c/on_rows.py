@@ -1,4 +1,4 @@
-"""All rows times a matrix in floats, where torch's own products are slower."""
+"""All rows times a matrix in floats, where torch's own products are slower; and any products of bfloat16."""
 
 from __future__ import annotations
 
@@ -8,13 +8,14 @@ from collections.abc import Callable
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_of
 from stepnet.data.unpatched_torch import data_ptr, empty, stride
 from stepnet.executors.base import Run
 from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_SUFFIX, are_slow_in_torch, float_parts, on_rows
+from .products import BY_SUFFIX, are_loops_of_torch, are_slow_in_torch, float_parts, on_rows
 
 _LEAST = 16  # features and columns: what is narrower leaves lanes of vectors empty
 # rows, and numbers multiplied, below which packing the matrix takes longer than is gained (measured)
@@ -32,12 +33,34 @@ class _On(ctypes.Structure):
 
 
 def product_on_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
-    """a b for rows a [rows, k] and a matrix b [k, n] of float32; else torch's own."""
+    """a b for rows a [rows, k] and a matrix b [k, n] of float32 or bfloat16; else torch's own."""
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
-    flat = (a.kind, b.kind, len(a.shape), len(b.shape)) == ("row", "shared", 1, 2)
-    if not (flat and {a.dtype, b.dtype, out.dtype} == {"float32"} and min(b.shape) >= _LEAST):
+    if a.dtype == b.dtype == "bfloat16" and are_loops_of_torch():
+        flat = _flat(graph, node) and out.dtype in ("float32", "bfloat16")
+        return in_wider(graph, node, _by_floats(by_torch) if flat else by_torch)
+    if not _flat(graph, node) or {a.dtype, b.dtype, out.dtype} != {"float32"}:
         return by_torch
+    return _by_floats(by_torch)
+
+
+def _flat(graph: Graph, node: Node) -> bool:
+    a, b = (graph.values[name] for name in node.inputs)
+    flat = (a.kind, b.kind, len(a.shape), len(b.shape)) == ("row", "shared", 1, 2)
+    return flat and min(b.shape) >= _LEAST
+
+
+def in_wider(graph: Graph, node: Node, product: Run) -> Run:
+    """A product of numbers of bfloat16 as one of floats, which holds what multiplies them exactly."""
+    dtype = dtype_of(graph.values[node.output].dtype)
+
+    def widened(a: Tensor, b: Tensor, rows: int) -> Tensor:
+        return product(a.to(torch.float32), b.to(torch.float32), rows=rows).to(dtype)
+
+    return widened
+
+
+def _by_floats(by_torch: Run) -> Run:
     if not are_slow_in_torch():
         return by_torch
 

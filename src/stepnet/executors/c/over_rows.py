@@ -17,7 +17,17 @@ from stepnet.ir.graph import Graph, Node
 
 from . import build as c_build
 from . import threads as c_threads
-from .products import BY_DTYPE, OVER_ROOM, are_slow_in_torch, float_parts, over_rows, over_vectors, split
+from .on_rows import in_wider
+from .products import (
+    BY_DTYPE,
+    OVER_ROOM,
+    are_loops_of_torch,
+    are_slow_in_torch,
+    float_parts,
+    over_rows,
+    over_vectors,
+    split,
+)  # fmt: skip
 
 # features or columns, and their product, below which splitting rows takes longer than tiles save (measured)
 _LEAST, _SIZE = 128, 1 << 15
@@ -69,6 +79,8 @@ def product_over_rows(graph: Graph, node: Node, by_torch: Run) -> Run:
     float32; else torch's own."""
     a, b = (graph.values[name] for name in node.inputs)
     out = graph.values[node.output]
+    if a.dtype == b.dtype == "bfloat16" and are_loops_of_torch():
+        by_torch = in_wider(graph, node, by_torch)
     flat = len(a.shape) == len(b.shape) == 1 and not node.attr("batch")
     if not flat or a.dtype != b.dtype or out.dtype != "float32":
         return by_torch

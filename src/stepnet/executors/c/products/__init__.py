@@ -1,5 +1,6 @@
 """Products of rows and matrices in C: for each element type how a matrix is packed and multiplied."""
 
+from .cpu import are_loops_of_torch as are_loops_of_torch
 from .cpu import are_slow_in_torch as are_slow_in_torch
 from .cpu import has_tiles as has_tiles
 from .precision import asked_precision as asked_precision

@@ -12,6 +12,7 @@ import torch
 
 _TILES = {"amx_tile", "amx_bf16", "avx512f"}
 _PAIRS = {"avx512f", "avx512_bf16"}
+_WIDENS = {"avx512f", "avx_ne_convert"}  # with one of these oneDNN has code for bfloat16
 _ARCH_PRCTL, _REQUEST, _TILE_DATA = 158, 0x1023, 18  # asks for the large state of tiles, once a process
 
 
@@ -47,14 +48,25 @@ def are_slow_in_torch(dtype: str = "float32") -> bool:
     Torch's of floats are MKL's, which does not take its code for AVX2 or AVX-512 where another than Intel
     made the CPU (measured: ours are 1.1 to 1.2 times as fast with AVX2, 2.1 to 2.9 times with AVX-512 of full
     width). Those of bfloat16 are oneDNN's, which rounds their sums to bfloat16 (measured, by AVX512-BF16
-    without tiles: ours are 1.0 to 1.8 times as fast, of few rows most). Told by the CPU, not by the clock: a
-    product that is made again is to have the same bits.
+    without tiles: ours are 1.0 to 1.8 times as fast, of few rows most), or loops of torch's own. Told by the
+    CPU, not by the clock: a product that is made again is to have the same bits.
     """
     if dtype == "bfloat16":
-        return has_pairs() and not has_tiles()
+        return (has_pairs() and not has_tiles()) or are_loops_of_torch()
     if sys.platform != "linux" or platform.machine() != "x86_64" or not torch.backends.mkl.is_available():
         return False
     return dtype == "float32" and _maker() == "AuthenticAMD" and set(_flags()) >= {"avx2", "fma"}
+
+
+@functools.cache
+def are_loops_of_torch() -> bool:
+    """Whether products of bfloat16 are loops of torch's own, for oneDNN has no code for them on this CPU.
+
+    One core with AVX2 does 1 to 15 gflop/s by these, and 90 of floats.
+    """
+    if sys.platform != "linux" or platform.machine() != "x86_64":
+        return False
+    return "avx2" in _flags() and set(_flags()).isdisjoint(_WIDENS)
 
 
 def _flags() -> list[str]:

@@ -110,6 +110,7 @@ def paired(tiles: int) -> str:
     """The C of products of bfloat16. `tiles`: 0 without, 1 by the tile instructions of AMX, 2 by a twin."""
     pairs = _file("sn_pairs.h")
     pairs = pairs.replace('#include "sn_add_pairs.h"\n', _file("sn_add_pairs.h"))
+    pairs = pairs.replace('#include "sn_widened.h"\n', "" if tiles else _file("sn_widened.h"))
     for name in ("sn_tiles.h", "sn_blocks.h"):
         pairs = pairs.replace(f'#include "{name}"\n', _file(name) if tiles else "")
     return f"#define SN_TILES {tiles}\n{pairs}"

@@ -1,7 +1,8 @@
 /* Products over rows, C[k, n] = A[rows, k]' B[rows, n], by vectors: what gradients of weights are, of one table B or of two
  * that multiply the same A. Numbers are floats or, with SN_OVER_BF16, of bfloat16; sums are floats.
  *
- *     word      a float; or a pair, the numbers of bfloat16 of two rows in one column: zero stands behind the last row
+ *     word      a float; or, where an instruction multiplies those, a pair, the numbers of bfloat16 of two rows in one column:
+ *               zero stands behind the last row
  *     strip     SN_OVER_TALL columns of A, word after word
  *     panel     two vectors of columns of B, word after word
  *     near      so many rows go by all strips before the next ones do: caches still have those of B
@@ -15,16 +16,19 @@
 
 #if SN_OVER_BF16
 typedef uint16_t sn_over_number;
+#else
+typedef float sn_over_number;
+#endif
+#if SN_OVER_BF16 && SN_HAS_PAIRS
 typedef uint32_t sn_over_word;
 typedef sn_words sn_over_words;
 typedef sn_words_u sn_over_words_u;
-typedef uint16_t sn_over_halves __attribute__((vector_size(SN_VECTOR_BYTES / 2), aligned(2), may_alias));
 enum { SN_OVER_DEEP = 2, SN_OVER_TALL = SN_VECTOR_BYTES == 64 ? 12 : 6 }; /* rows of a word; columns of a strip */
 /* Of columns that follow one another, the words of a row and, if there is one, of the next. */
 SN_INLINE sn_over_words sn_over_load(const sn_over_number *a, int64_t stride, int has_next) {
-    const sn_over_words even = __builtin_convertvector(*(const sn_over_halves *)a, sn_over_words);
+    const sn_over_words even = __builtin_convertvector(*(const sn_narrow *)a, sn_over_words);
     if (!has_next) return even;
-    return even | __builtin_convertvector(*(const sn_over_halves *)(a + stride), sn_over_words) << 16;
+    return even | __builtin_convertvector(*(const sn_narrow *)(a + stride), sn_over_words) << 16;
 }
 SN_INLINE sn_over_word sn_over_one_of(const sn_over_number *a, int64_t stride, int has_next) {
     return *a | (has_next ? (sn_over_word)a[stride] << 16 : 0);
@@ -33,17 +37,25 @@ SN_INLINE sn_vec_f32 sn_over_add(sn_vec_f32 sum, sn_over_word a, sn_over_words b
     return sn_add_pairs(sum, (sn_over_words){0} + a, b);
 }
 #else
-typedef float sn_over_number, sn_over_word;
+typedef float sn_over_word;
 typedef sn_vec_f32 sn_over_words;
 typedef sn_vec_u_f32 sn_over_words_u;
 enum { SN_OVER_DEEP = 1, SN_OVER_TALL = 6 };
 SN_INLINE sn_over_words sn_over_load(const sn_over_number *a, int64_t stride, int has_next) {
     (void)stride, (void)has_next;
+#if SN_OVER_BF16
+    return sn_widen(a);
+#else
     return *(const sn_over_words_u *)a;
+#endif
 }
 SN_INLINE sn_over_word sn_over_one_of(const sn_over_number *a, int64_t stride, int has_next) {
     (void)stride, (void)has_next;
+#if SN_OVER_BF16
+    return sn_load_bf16(*a);
+#else
     return *a;
+#endif
 }
 SN_INLINE sn_vec_f32 sn_over_add(sn_vec_f32 sum, sn_over_word a, sn_over_words b) { return sum + a * b; }
 #endif

@@ -6,7 +6,7 @@
  *               numbers, by
  *     tiles     AMX, where SN_TILES says so and rows are not few
  *     vdpbf16   AVX512-BF16: an instruction adds two products of pairs to each of 16 sums
- *     floats    elsewhere: both halves of a pair are widened, and multiplied as floats
+ *     floats    elsewhere: numbers are widened, and multiplied as floats, by panels without pairs (sn_widened.h)
  *
  * Products are exact in each; the orders of their sums differ. As in sn_matmul.h the result for a row does not depend on
  * which other rows are computed with it, but for the choice of tiles, which depends on their number.
@@ -19,6 +19,13 @@
 #define SN_TILES 0
 #endif
 
+/* Whether panels are of numbers, not of pairs. */
+#if !SN_TILES && !(defined(__AVX512BF16__) && SN_VECTOR_BYTES == 64)
+#define SN_WIDENS 1
+#else
+#define SN_WIDENS 0
+#endif
+
 typedef struct {
     uint16_t *base;
     int64_t stride; /* in elements */
@@ -28,7 +35,9 @@ typedef struct {
 enum { sn_lanes_bf16 = sn_lanes_f32, SN_DEPTH_BF16 = 32, SN_TILE_SIZE = 512, SN_FEW_ROWS = 4 };
 
 SN_INLINE int64_t sn_depth_bf16(int64_t K) { return (K + SN_DEPTH_BF16 - 1) / SN_DEPTH_BF16 * SN_DEPTH_BF16; }
-SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n) { return sn_packed_f32(sn_depth_bf16(K), n); }
+/* The rows of a packed matrix. */
+SN_INLINE int64_t sn_deep_bf16(int64_t K) { return SN_WIDENS ? K : sn_depth_bf16(K); }
+SN_INLINE int64_t sn_packed_bf16(int64_t K, int64_t n) { return sn_packed_f32(sn_deep_bf16(K), n); }
 SN_INLINE const uint16_t *sn_row_bf16(sn_rows_bf16 rows, int64_t r) {
     return rows.base + (rows.index ? rows.index[r] : r) * rows.stride;
 }
@@ -84,8 +93,17 @@ SN_INLINE int64_t sn_pairs_at(int64_t pair, int64_t nv) {
 #endif
 #ifndef SN_LINKED
 
+#include "sn_add_pairs.h"
+#if SN_WIDENS
+#include "sn_widened.h"
+#endif
+
 void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, int64_t stride_k, int64_t stride_n,
                   int64_t K, int64_t n) {
+#if SN_WIDENS
+    sn_pack_narrow(packed, source, stride_k, stride_n, K, n);
+    return;
+#endif
     const int64_t L = sn_lanes_bf16, depth = sn_depth_bf16(K);
     for (int64_t first = 0; first < sn_blocks_f32(n); first += SN_WIDTH) {
         const int64_t blocks = sn_blocks_f32(n) - first < SN_WIDTH ? sn_blocks_f32(n) - first : SN_WIDTH;
@@ -126,7 +144,6 @@ void sn_pack_bf16(uint16_t *restrict packed, const uint16_t *restrict source, in
     }
 }
 
-#include "sn_add_pairs.h"
 typedef struct {
     uint32_t pair;
 } __attribute__((packed, may_alias)) sn_pair;
@@ -322,6 +339,10 @@ void sn_matmul_bf16(sn_rows_f32 C, sn_rows_f32 addend, sn_rows_bf16 A, const uin
         return;
     }
 #endif
+#if SN_WIDENS
+    sn_widened(C, addend, A, packed, rows, K, N, (float *)room);
+    return;
+#endif
     (void)room;
     const int64_t most_rows = 96; /* so that A stays in the first cache while the panels go by */
     for (int64_t r0 = 0; r0 < rows; r0 += most_rows) {
@@ -349,7 +370,7 @@ void sn_columns_bf16(sn_rows_f32 C, sn_rows_bf16 A, const sn_matrix *B, int64_t 
                      int64_t member, int64_t members, char *room) {
     const int64_t c0 = first_column(N, member, members, SN_WIDTH * sn_lanes_f32);
     const int64_t c1 = first_column(N, member + 1, members, SN_WIDTH * sn_lanes_f32);
-    const uint16_t *packed = (const uint16_t *)B->packed + c0 * sn_depth_bf16(K);
+    const uint16_t *packed = (const uint16_t *)B->packed + c0 * sn_deep_bf16(K);
     C.base += c0;
     if (c1 > c0) sn_matmul_bf16(C, (sn_rows_f32){0, 0, 0}, A, packed, rows, K, c1 - c0, room);
 }
