@@ -51,9 +51,9 @@ UNKNOWN = _Unknown()
 class _Fault(Exception):
     """A layer that fails, and `key`: what must be equal under both sizes for the fault to be one."""
 
-    def __init__(self, error: IRError, key: object) -> None:
+    def __init__(self, error: IRError, key: object, gives: Sequence[Tensor] | None = None) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.gives = error, gives
         self.key = (re.sub(r"\d+", "?", str(error).splitlines()[0]), key)
 
     @classmethod
@@ -199,6 +199,7 @@ class Walk:
                 except _Fault as fault:
                     told = fault.told_with(misfed) if misfed else fault
                     self.faults.setdefault(node.layer.where, told)
+                    results = fault.gives or results
             self.seen[id(node.layer)] = results
             self._check_given(node.layer, results)
             for slot, result in zip(node.outputs, results, strict=False):
@@ -282,9 +283,8 @@ class Walk:
         try:
             result = node.computed(arguments)
         except Misfit as misfit:
-            raise _Fault(
-                node.error(misfit, arguments), str(misfit.dims) if misfit.dims is not None else shapes
-            ) from misfit
+            key = str(misfit.dims) if misfit.dims is not None else shapes
+            raise _Fault(node.error(misfit, arguments), key, misfit.gives) from misfit
         except NotImplementedError:
             return None
         except IRError as error:
