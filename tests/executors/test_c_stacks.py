@@ -20,7 +20,7 @@ from stepnet.executors.c.products import BY_SUFFIX, common, on_rows, over_rows, 
 
 OPTIMISED = False
 STACK = 1 << 18  # bytes of a small one
-FRAME = 40_000  # of one function at most; unoptimised, as here, more of it with fewer registers
+FRAME = 33_000  # of one function at most
 
 
 def on_a_small_stack(work):
