@@ -113,17 +113,18 @@ def write_layer(
     version: str,
     attributes: dict,
     *,
-    dynamic: bool = False,
+    dynamic: bool | tuple[int, ...] = False,
 ) -> tuple[Path, list, tuple]:
     """A model of one layer; what its inputs are given that are no constants, as `("const", array)` says; and
-    its outputs."""
+    its outputs. `dynamic`: all sizes are open, or those of some inputs."""
     net = Net()
     sources, given = [], []
     for i, value in enumerate(inputs):
         if isinstance(value, tuple):
             sources.append(net.const(value[1]))
         else:
-            shape = ",".join("?" if dynamic else str(d) for d in value.shape)
+            is_open = dynamic if isinstance(dynamic, bool) else i in dynamic
+            shape = ",".join("?" if is_open else str(d) for d in value.shape)
             sources.append(net.parameter(f"x{i}", shape, str(value.dtype)))
             given.append(value)
     outputs = expected if isinstance(expected, tuple) else (expected,)

@@ -249,6 +249,8 @@ CASES = [  # type, inputs, result, version, and attributes
      {"alpha": "0.9", "beta": "0.7", "bias": "2", "size": "5"}),
     ("LRN", [IMAGE, c([1])], windows(IMAGE, 4), "opset1",
      {"alpha": "0.9", "beta": "0.7", "bias": "2", "size": "4"}),
+    ("LRN", [IMAGE[:, :0], c([1])], IMAGE[:, :0], "opset1",
+     {"alpha": "0.9", "beta": "0.7", "bias": "2", "size": "4"}),
     ("GRN", [IMAGE], IMAGE / np.sqrt(np.square(IMAGE).sum(1, keepdims=True) + 0.3), "opset1",
      {"bias": "0.3"}),
     ("GroupNormalization", [IMAGE, c(np.arange(8), np.float32), c(np.ones(8), np.float32)], of_groups(IMAGE),

@@ -211,6 +211,19 @@ class Ways:
         step.weak, step.held = weakref.ref(held), held
         return step, lambda: setattr(held, "gain", 3.0)
 
+    def through_a_weak_proxy():
+        held = Held()
+        step, _ = _with_mode(lambda self, x: x * self.weak.gain)
+        step.weak, step.held = weakref.proxy(held), held
+        return step, lambda: setattr(held, "gain", 3.0)
+
+    def weak_proxy():
+        one, other = Held(), Held()
+        other.gain = 3.0
+        step, _ = _with_mode(lambda self, x: x * self.weak.gain)
+        step.weak, step.held = weakref.proxy(one), [one, other]
+        return step, lambda: setattr(step, "weak", weakref.proxy(other))
+
     def weight_of_a_layer():
         step, _ = _with_mode(lambda self, x: self.layer(x)[0])
         step.layer = nn.GRU(2, 2)
@@ -253,7 +266,8 @@ TOLD = """member_of_an_enum attribute_of_a_member members_by_value property_of_a
     attribute_by_a_name_that_a_sum_makes attribute_by_names_of_a_loop attribute_by_parts_of_a_loop
     text_that_format_makes_of_an_object default_of_a_tuple_that_is_replaced fields_of_a_tuple
     whether_torch_compiles function_of_torch_that_an_attribute_names function_of_torch_that_a_class_names
-    function_of_mine_that_an_attribute_names attribute_that_a_list_names list_of_names names_in_slots"""
+    function_of_mine_that_an_attribute_names attribute_that_a_list_names list_of_names names_in_slots
+    through_a_weak_proxy weak_proxy"""
 WAYS = {k: v for k, v in vars(Ways).items() if isinstance(v, types.FunctionType)}
 
 

@@ -8,6 +8,7 @@ from __future__ import annotations
 import inspect
 import itertools
 import math
+import weakref
 
 import pytest
 import torch
@@ -459,3 +460,14 @@ def test_stacked_cells_are_two_scans_with_one_matmul_between():
     assert between == ["matmul"]
     assert [n.op for n in plan.forward.regions[first].nodes].count("matmul") == 1
     assert [n.op for n in plan.forward.regions[second].nodes].count("matmul") == 1
+
+
+class Scales(nn.Module):
+    def forward(self, x, h):
+        return x * SCALE, h
+
+
+def test_a_step_that_is_a_weak_proxy():
+    step, x = Scales(), torch.randn(3, 2, D)
+    y, _ = recurrent(weakref.proxy(step), x, x[0], backend="eager")
+    torch.testing.assert_close(y, x * SCALE)

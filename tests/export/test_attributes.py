@@ -9,6 +9,7 @@ import pytest
 import torch
 from torch import nn
 
+from covering import few
 from file_formats import FORMATS
 from stepnet import LoDTensor, Memory, RecurrentOp, Scope, recurrent
 from stepnet.errors import IRError, TapeError
@@ -98,6 +99,51 @@ def test_so_is_a_number_that_it_counts(use, tmp_path):
     package, _, name = FORMATS["onnx"]
     with pytest.raises(IRError, match="keeps for its next call\n  got:      calls\n"):
         package.save(Counts(COUNTED[use]), tmp_path / name, torch.randn(3, 2, 4))
+
+
+COUNTS = {"outside": 0}
+
+
+class Settings:
+    gain = 1
+
+
+class CountsInStep(nn.Module):
+    """Its step reads what each call changes: of its own, of an object, of a dict, or outside of it."""
+
+    def __init__(self, read):
+        super().__init__()
+        self.calls, self.seen, self.settings, self.read = 0, [0], Settings(), read
+
+    def step(self, x, h):
+        h = torch.tanh(x * self.read(self) + h)
+        return h, h
+
+    def forward(self, x):
+        self.calls += 1
+        self.settings.gain += 1
+        self.seen.append(self.calls)
+        COUNTS["outside"] += 1
+        return recurrent(self.step, x, x[0], backend="naive")[0]
+
+
+READ = {
+    "its own": lambda own: own.calls,
+    "what follows": lambda own: 1.0 if own.calls < 2 else 3.0,
+    "a length": lambda own: len(own.seen),
+    "an object's": lambda own: own.settings.gain,
+    "outside": lambda own: COUNTS["outside"],
+}
+
+
+@pytest.mark.parametrize("format", few(list(FORMATS), ["onnx"]))
+@pytest.mark.parametrize("read", READ)
+def test_so_is_one_that_its_step_reads(format, read, tmp_path):
+    package, _, name = FORMATS[format]
+    with pytest.raises(
+        IRError, match=r"the recurrence of step 'step'.*keeps for its next call\n  got:      calls"
+    ):
+        package.save(CountsInStep(READ[read]), tmp_path / name, torch.randn(3, 2, 4))
 
 
 class CountsBeside(Counts):

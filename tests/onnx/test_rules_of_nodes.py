@@ -65,6 +65,30 @@ CONSTANTS = {
         "constant 's': is of a type that torch does not have\n.*\n.*\n.*types that are read",
     ),
 }
+LOOP = """t = Constant<value = int64 {2}>()
+    y = Loop(t, , x) <body = b (%s) => (%s) { d = Identity(c)  s = Neg(h) }>"""
+SCAN = """h0 = Constant<value = float[3] {1.0, 2.0, 3.0}>()
+    y = Scan<num_scan_inputs = 1, body = b (%s) => (%s) { s = Add(h, a) }>(h0, x)"""
+BODIES = {  # what a body takes and gives, and what is said
+    "a state": ("Loop", "int64 i, bool c, int32[2,3] h", "bool d, int32[2,3] s", "'h' .*INT32.*FLOAT"),
+    "the number": ("Loop", "float i, bool c, float[2,3] h", "bool d, float[2,3] s", "'i' .*FLOAT.*INT64"),
+    "the condition": ("Loop", "int64 i, float c, float[2,3] h", "float d, float[2,3] s", "'c' .*FLOAT.*BOOL"),
+    "a condition made": (
+        "Loop",
+        "int64 i, bool c, float[2,3] h",
+        "int64 d, float[2,3] s",
+        "'d' .*INT64.*BOOL",
+    ),
+    "steps": ("Scan", "float[3] h, double[3] a", "float[3] s", "'a' .*DOUBLE.*FLOAT"),
+}
+
+
+@pytest.mark.parametrize("name", BODIES)
+def test_types_that_a_body_declares(name, tmp_path):
+    kind, takes, gives, says = BODIES[name]
+    text = {"Loop": LOOP, "Scan": SCAN}[kind] % (takes, gives)
+    with pytest.raises(IRError, match=rf"(?s)node 1 '' \({kind}\): its body declares {says}"):
+        load(text, tmp_path)
 
 
 def load(text, tmp_path, constant=None, declared=""):

@@ -137,3 +137,41 @@ def test_maps_that_cannot_be(inputs, takes, gives, given, says, tmp_path):
     onnx.save(made, tmp_path / "m.onnx")
     with pytest.raises(IRError, match=says):
         stepnet.onnx.load(tmp_path / "m.onnx")(*given)
+
+
+TYPED = """<ir_version: 9, opset_import: ["": 18]> g ({inputs}) => (float[N] y) {{ {nodes} }}"""
+OF_TYPES = {  # inputs, nodes, what is given, what is said
+    "a sequence of whole numbers": ("seq(float[N]) s", "y = ConcatFromSequence<axis = 0>(s)",
+        [[torch.ones(2), torch.ones(2).long()]],
+        r"'s' holds a tensor of another element type, at 1\n.*int64\[2\]\n.*s: tensors of float32"),
+    "arrays of another precision": ("seq(float[N]) s", "y = ConcatFromSequence<axis = 0>(s)",
+        [[torch.ones(2).double().numpy()]], r"another element type, at 0\n.*float64\[2\]\n.*float32"),
+    "a table of whole numbers": ("seq(float[N]) s", "y = ConcatFromSequence<axis = 0>(s)",
+        [torch.ones(2, 2).long()], r"'s' holds a tensor of another element type\n.*int64\[2, 2\]"),
+    "an optional value": ("optional(float[N]) s", "y = OptionalGetElement(s)",
+        [torch.ones(2).long()], r"'s' holds a tensor of another element type\n.*int64\[2\]\n.*float32"),
+    "into an empty sequence": ("float[N] x",
+        "e = SequenceEmpty<dtype = 7>()  s = SequenceInsert(e, x)  y = ConcatFromSequence<axis = 0>(s)",
+        [torch.ones(2)], r"SequenceInsert\): puts a tensor of another element type.*\n.*float32\n.*int64"),
+    "beside an element": ("float[N] x, int64[N] i",
+        "q = SequenceConstruct(x)  s = SequenceInsert(q, i)  y = ConcatFromSequence<axis = 0>(s)",
+        [torch.ones(2), torch.ones(2).long()], r"SequenceInsert\): inputs have diff.*\n.*float32, int64"),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", OF_TYPES)
+def test_tensors_of_another_type_than_their_sequence(name, tmp_path):
+    inputs, nodes, given, says = OF_TYPES[name]
+    made = onnx.parser.parse_model(TYPED.format(inputs=inputs, nodes=nodes))
+    onnx.save(made, tmp_path / "m.onnx")
+    with pytest.raises(IRError, match=says):
+        stepnet.onnx.load(tmp_path / "m.onnx")(*given)
+
+
+def test_a_sequence_of_the_type_that_a_model_was_taken_to(tmp_path):
+    nodes = """w = Constant<value = float[2] {1, 2}>()  e = SequenceEmpty()  a = SequenceInsert(e, w)
+        b = SequenceAt(s, i)  q = SequenceInsert(a, b)  y = ConcatFromSequence<axis = 0>(q)"""
+    made = onnx.parser.parse_model(TYPED.format(inputs="seq(float[N]) s, int64 i", nodes=nodes))
+    onnx.save(made, tmp_path / "m.onnx")
+    given = [torch.ones(2).double()]
+    assert stepnet.onnx.load(tmp_path / "m.onnx").double()(given, torch.tensor(0))[0].tolist() == [1, 2, 1, 1]

@@ -95,3 +95,18 @@ def test_a_row_of_a_branch(inputs, axis, says, tmp_path):
     net.result(net.add("If", [sources[name] for name in inputs], version="opset8", inner=inner))
     with pytest.raises(IRError, match=rf"If layer 2 '\w+': port_map .*{says}"):
         load(net.write(tmp_path))
+
+
+def test_the_body_of_a_loop_whose_range_is_none_in_the_sizes_that_are_tried(tmp_path):
+    net = Net()
+    x, h, body = net.parameter("x", "2,?,3"), net.parameter("h", "2,1,3"), net.body()
+    both = [body.parameter("xi", "2,1,3"), body.parameter("hi", "2,1,3")]
+    total = body.add("Add", [both[1], body.add("MatMul", [both[0], body.const(np.ones((4, 3), "f4"))])])
+    ranges = sliced("input", 0, 0, axis=1, start=-5, end=3)
+    net.result(
+        net.loop(body, [x, h], ranges + H + sliced("output", 2, 5, axis=1), edge(body.result(total), 1))
+    )
+    with pytest.raises(
+        IRError, match=r"body of TensorIterator 'Ten\w+' \(layer 2\): MatMul layer 3 .* do not"
+    ):
+        load(net.write(tmp_path))

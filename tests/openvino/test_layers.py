@@ -163,6 +163,20 @@ ROWS = [
     row(
         "Selu", [A, c([1.6], np.float32), c([1.05], np.float32)], 1.05 * np.where(A > 0, A, 1.6 * np.expm1(A))
     ),
+    row("PReLU", [A, c(np.arange(5), np.float32)], np.where(A > 0, A, A * np.arange(5)), label="no channels"),
+    row("PReLU", [A[0, 0, 0] * 0 - 1, c([2], np.float32)], np.float32(-2), label="a number"),
+    row(
+        "Selu",
+        [A[0, 0, 0] * 0 + 1, c([1.6], np.float32), c([1.5], np.float32)],
+        np.float32(1.5),
+        label="a number",
+    ),
+    row(
+        "HardSigmoid",
+        [A[0, 0, 0] * 0 + 1, c([0.5], np.float32), c([0.25], np.float32)],
+        np.float32(0.75),
+        label="a number",
+    ),
     row("Swish", [A], A * sigmoid(A), "opset4"),
     row("Swish", [A, c(0.5, np.float32)], A * sigmoid(0.5 * A), "opset4", "beta"),
     row("HardSigmoid", [A, c(0.3, np.float32), c(0.4, np.float32)], np.clip(0.3 * A + 0.4, 0, 1)),
@@ -505,6 +519,26 @@ def check(tmp_path, dynamic, *row):
         assert tuple(ours.shape) == theirs.shape
         assert ours.dtype.is_floating_point == np.issubdtype(theirs.dtype, np.floating) or not given
         np.testing.assert_allclose(ours.double().numpy(), theirs.astype(np.float64), rtol=2e-5, atol=2e-6)
+
+
+ONES = np.ones(40, np.float32)
+PARTLY_OPEN = {  # lengths beyond those that are tried as a file is read
+    "a bias": ("GroupNormalization", [A[:, :, 0] * 0, c([1, 1, 1], np.float32), ONES[:3]],
+        np.ones((2, 3)), "opset12", {"num_groups": "3", "epsilon": "1"}, (2,)),
+    "frequencies": ("ISTFT", [np.ones((16, 1, 2), np.float32) * 0, ONES[:30], c(30), c(10)], np.zeros(30),
+        "opset16", {"center": "false", "normalized": "false"}, (0,)),
+    "a signal": ("STFT", [ONES, ONES[:30], c(30), c(10)],
+        np.array([[[30.0, 0], *[[0, 0]] * 15]] * 2), "opset15",
+        {"transpose_frames": "false"}, (0,)),
+    "what is cut off": ("Pad", [np.arange(40.0, dtype=np.float32), c([-30]), c([0])], np.arange(30.0, 40.0),
+        "opset12", {"pad_mode": "constant"}, (0,)),
+}  # fmt: skip
+
+
+@pytest.mark.parametrize("name", PARTLY_OPEN)
+def test_sizes_that_are_open_beside_others_that_are_not(tmp_path, name):
+    *row, is_open = PARTLY_OPEN[name]
+    check(tmp_path, is_open, *row)
 
 
 def of_type(value, kind):

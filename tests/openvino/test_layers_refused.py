@@ -5,7 +5,7 @@ from __future__ import annotations
 import numpy as np
 import pytest
 
-from ir_files import write_layer
+from ir_files import Net, write_layer
 from stepnet.errors import IRError
 from stepnet.openvino import load
 from stepnet.openvino.opset_versions import SINCE
@@ -241,3 +241,40 @@ def test_types_promoted_without_loss(tmp_path, pair):
         inputs = [np.ones(2, one), np.ones(3, other)]
         path, given, _ = write_layer(tmp_path, "ConvertPromoteTypes", inputs, (A, A), "opset14", {})
         assert {str(value.dtype) for value in load(path)(*given)} == {f"torch.{PROMOTED[pair]}"}
+
+
+def columns(net, x, made):
+    return net.add("MatMul", [x, net.const(np.ones((5, made), np.float32))])
+
+
+def steps(net, x, made):
+    states, lengths = net.const(np.zeros((7, 1, made), np.float32)), net.const(np.full(7, 3))
+    parts = [net.const(np.ones((1, 3 * made, n), np.float32)) for n in (5, made)]
+    bias = net.const(np.zeros((1, 3 * made), np.float32))
+    layer, port = net.add("GRUSequence", [x, states, lengths, *parts, bias], ["FP32"] * 2, "opset5",
+                          hidden_size=made)  # fmt: skip
+    return layer, port + 1
+
+
+def step(net, x, made):
+    parts = [net.const(np.ones(size, np.float32)) for size in ((made, 5), (made, made), (made,))]
+    return net.add("RNNCell", [x, net.const(np.zeros((7, made), np.float32)), *parts], hidden_size=made)
+
+
+@pytest.mark.parametrize(
+    ("first", "shape"), [(columns, "?,?,?"), (columns, "?"), (steps, "7,?,?"), (step, "7,?")]
+)
+def test_what_stands_behind_a_layer_of_any_number_of_features(tmp_path, first, shape):
+    """Weights say how many there are; the sizes that are tried as a file is read are others."""
+    net = Net()
+    made = first(net, net.parameter("x", shape), 4)
+    net.result(net.add("MatMul", [made, net.const(np.ones((6, 2), np.float32))], name="behind"))
+    with pytest.raises(IRError, match=r"MatMul layer \d+ 'behind': \[.*4\] x \[6, 2\] do not match"):
+        load(net.write(tmp_path))
+
+
+@pytest.mark.parametrize("first", [columns, step])
+def test_layers_of_any_number_of_features_are_read(tmp_path, first):
+    net = Net()
+    net.result(net.add("Tanh", [first(net, net.parameter("x", "7,?"), 4)]))
+    assert load(net.write(tmp_path))(np.ones((7, 5), np.float32))[0].shape == (7, 4)

@@ -21,6 +21,13 @@ class OwnParameter(nn.Parameter):
     pass
 
 
+class RuledParameter(nn.Parameter):
+    @classmethod
+    def __torch_function__(cls, func, types, args=(), kwargs=None):
+        with torch._C.DisableTorchFunctionSubclass():
+            return func(*args, **(kwargs or {}))
+
+
 CHANGES_OBJECTS = "changes Python objects as it runs"
 
 
@@ -111,6 +118,11 @@ CHANGES: dict[str, tuple[Callable[[Cell], Any], str, str]] = {
     ),
     "a Parameter of one's own class": (
         lambda s: setattr(s.rec, "weight", OwnParameter(s.rec.weight.detach())),
+        "c",
+        "",
+    ),
+    "one with rules of its own": (
+        lambda s: setattr(s.rec, "weight", RuledParameter(s.rec.weight.detach())),
         "naive",
         "rules of its own",
     ),
@@ -127,7 +139,7 @@ CHANGES: dict[str, tuple[Callable[[Cell], Any], str, str]] = {
             "hooks before and after",
             "a hook that counts",
             "pruning, removed",
-            "a Parameter of one's own class",
+            "one with rules of its own",
         ],
     ),
 )

@@ -19,8 +19,9 @@ from stepnet.errors import IRError
 
 from .call_log import Request
 from .calls import call_of
+from .graph import Graph
 from .recurrence_call import RecurrenceCall
-from .size_inputs import Read
+from .same_graphs import same_node
 from .trace import Program, line_of, sizes_of
 
 _LOOPS = "stepnet.recurrence", "stepnet.while_node", "stepnet.iterator"
@@ -78,10 +79,10 @@ class Other(NamedTuple):
 
     program: Program
     numbers: Mapping[int, int]
-    read: Sequence[Read]
+    read: Sequence[list[Any]]
 
 
-def read_in(made: Program) -> list[Read]:
+def read_in(made: Program) -> list[list[Any]]:
     """What the loops of a program read, which was the last one to be traced."""
     return [call.read for call in _loops(made)]
 
@@ -105,9 +106,9 @@ def check_counts(made: Program, others: Sequence[Other], grown: Mapping[int, int
     """
     for other, numbers, read in others:
         pairs: Any = {**_scaled(grown, numbers, others[0].numbers), **numbers} if grown else numbers
-        for call, (values, _) in zip(_loops(made), read, strict=True):
-            if call.read.values != values:
-                ours, theirs = next(p for p in zip_longest(call.read.values, values) if p[0] != p[1])
+        for call, values in zip(_loops(made), read, strict=True):
+            if call.read != values:
+                ours, theirs = next(p for p in zip_longest(call.read, values) if p[0] != p[1])
                 raise IRError(
                     f"{_named(call)} cannot be written: it reads the number of sequences",
                     remedy=_REMEDY,
@@ -164,16 +165,13 @@ def _first_request(made: Program, other: Program, pairs: Mapping[int, int]) -> R
     return None
 
 
-def check_counters(
-    made: Program, read: Sequence[Read], following: Program, names: Sequence[str], where: str
-) -> None:
-    """Refuse a program that computes with numbers that a module keeps for its next call.
+def check_counters(made: Program, following: Program, names: Sequence[str], where: str) -> bool:
+    """Refuse a program that computes with numbers that a module keeps for its next call; tells whether that
+    makes the same calls of torch. If not, the module made something once.
 
     Args:
         made: the program.
-        read: what its loops read.
-        following: that of the next call, which was the last one to be traced. If it makes other calls of
-            torch, the module made something once.
+        following: that of the next call.
         names: the numbers that the first call changed.
         where: what is traced, for errors.
 
@@ -182,19 +180,51 @@ def check_counters(
     """
     pairs = list(zip(made.nodes, following.nodes, strict=False))
     if len(made.nodes) != len(following.nodes) or any(a.target != b.target for a, b in pairs):
-        return
+        return False
     changed = next((a for a, b in pairs if not _alike(a, b, {})), None) or _first_reader(made, following)
-    at = None if changed is None else _at(where, changed)
-    for call, (_, held) in zip(_loops(made), read, strict=True):
-        if at is None and call.read.held != held:
-            at = f"{_named(call)} cannot be written"
-    if at is not None:
-        raise IRError(
-            f"{at}: it computes with a number that the module keeps for its next call",
-            got=", ".join(names),
-            remedy="what stays from call to call as inputs and outputs",
-            expected="a module that computes the same in each call",
-        )
+    if changed is not None:
+        raise _of_next_call(_at(where, changed), names)
+    return True
+
+
+def other_reader(made: Program, read: Sequence[list[Any]]) -> str | None:
+    """A loop of a program that may read other numbers than it did before, as errors name it.
+
+    >>> other_reader(Program((), {}, (), (), [], {}), [])
+    """
+    return next((_named(c) for c, before in zip(_loops(made), read, strict=False) if c.read != before), None)
+
+
+def check_graphs(
+    made: Graph, following: Graph, reader: str, names: Sequence[str], *, loops_only: bool
+) -> None:
+    """Refuse a graph of which a loop computes with such numbers.
+
+    Args:
+        made: the graph.
+        following: that of the next call.
+        reader: the loop that may read them, for errors.
+        names: the numbers that the first call changed.
+        loops_only: what is around the loops is another.
+
+    Raises:
+        IRError: a number in it is another in the next call.
+    """
+    nodes, twins = (
+        [n for n in of.nodes if n.op in ("loop", "cell") or not loops_only] for of in (made, following)
+    )
+    more = len(nodes) != len(twins) and not loops_only
+    if more or not all(map(same_node, nodes, twins)):
+        raise _of_next_call(f"{reader} cannot be written", names)
+
+
+def _of_next_call(what: str, names: Sequence[str]) -> IRError:
+    return IRError(
+        f"{what}: it computes with a number that the module keeps for its next call",
+        got=", ".join(names) or "a number outside of the module",
+        remedy="what stays from call to call as inputs and outputs",
+        expected="a module that computes the same in each call",
+    )
 
 
 def _at(where: str, call: FxNode | Request) -> str:

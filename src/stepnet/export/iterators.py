@@ -39,7 +39,7 @@ from .captured_state import AsCalled, loop_as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Value
 from .keeping_sizes import KeepingSizes
-from .size_inputs import Read, Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, plain_values, with_sizes
 from .tensors_read import tensors_read
 
 
@@ -57,7 +57,7 @@ class IteratorCall:
     known: list[Any] = field(default_factory=list)  # sizes of time, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and the body refers to
     again: tuple[Calls, ...] = ()  # those that one iteration makes with tensors in place of sizes
-    read: Read = field(default_factory=Read)  # when it was traced
+    read: list[Any] = field(default_factory=list)  # the plain values that it reads, when it was traced
 
     def body(self, sizes: Sequence[Any]) -> Any:
         """The body with these in place of the sizes that it refers to."""
@@ -152,7 +152,7 @@ class LoopTracer(Tracer):
         code = code_of(loop).function
         weights = at_places(call.places, code, call.where, "its body")
         call.sizes, sizes = as_tensors(code, call.where, feeds.values())
-        call.read = Read.by(code)
+        call.read = plain_values(code)
         out = torch.ops.stepnet.iterator(number, [feeds[name] for name in call.sources], weights, sizes)
         return dict(zip((port.output for port in loop.outputs), out, strict=True))
 

@@ -44,7 +44,16 @@ from .aten import AtenNet, is_known, join_lead, split_lead
 from .attributes import Kept, as_it_was, left_as_it_was, run_plainly, uncompiled
 from .body_trace import BY_SIZES, FixedSize
 from .calls import Calls, call_of
-from .counts import AsManyAsSequences, Other, check_counters, check_counts, following, read_in
+from .counts import (
+    AsManyAsSequences,
+    Other,
+    check_counters,
+    check_counts,
+    check_graphs,
+    following,
+    other_reader,
+    read_in,
+)
 from .distributions import unasked
 from .emit import Emit
 from .fixed_sizes import Lead, fixed_leads, follows, leads_of, lengthened, longer_examples, much_longer
@@ -69,6 +78,8 @@ from .inputs import (
 from .open_sizes import SOME
 from .scans import StepAxis, mask_of
 from .sequences import PLACES
+from .size_inputs import plain_values
+from .tensor_kinds import PlainTensors
 from .trace import BATCH, AnyNumber, Numbers, Program, program, sizes_of, unsaid
 
 
@@ -105,7 +116,7 @@ def module_graph(
     leaves, spec = unpacked((args, kwargs))
     inputs = inputs_of(module, args, kwargs, leaves)
     taken = partial(_leads_of, module, spec, target)
-    made = partial(_from_example, module, where, spec, Graph(name, target), dynamic)
+    made = partial(_made, module, where, spec, Graph(name, target), dynamic)
     alone = declared_of_one(module, inputs) if dynamic is None else []
     if alone and taken(longer := lengthened(inputs, alone, much_longer)) is not None:
         with suppress(IRError), unsaid("torch._subclasses.fake_tensor"):
@@ -135,16 +146,25 @@ def module_graph(
     return graph
 
 
-def _from_example(
-    module: nn.Module,
-    where: str,
-    spec: Any,
-    graph: Graph,
-    dynamic: Dynamic | None,
-    inputs: list[Input],
-    least: int = SOME,
+def _made(
+    module: nn.Module, where: str, spec: Any, graph: Graph, dynamic: Dynamic | None, inputs: list[Input]
 ) -> tuple[Graph, list[tuple[Input, int]]]:
-    """A module as a graph, by one example; and the dimensions that were to be open but are not."""
+    """A module as a graph, by one example, which is that of its next call, too; and the dimensions that were
+    to be open but are not."""
+    made, trace = _from_example(module, where, spec, graph, dynamic, inputs)
+    if trace.reader is not None:
+        with as_it_was(module):
+            trace.kept.put_back()
+            again, _ = _from_example(module, where, spec, graph, dynamic, inputs)
+        check_graphs(made, again, trace.reader, trace.kept.numbers, loops_only=not trace.steady)
+    return made, trace.stuck
+
+
+def _from_example(
+    module: nn.Module, where: str, spec: Any, graph: Graph, dynamic: Dynamic | None, inputs: list[Input],
+    least: int = SOME,
+) -> tuple[Graph, _Trace]:  # fmt: skip
+    """A module as a graph, by one example, and how it was traced."""
     batch, given = 0, inputs
     if any(i.lod is not None for i in inputs):
         batch = batch_number(module, inputs, least)
@@ -152,22 +172,25 @@ def _from_example(
     calls = Calls(graph.target)
     with left_as_it_was(module), ExitStack() as at_the_end:
         at_the_end.callback(calls.forget)
-        with torch.no_grad(), calls.noted(), tried(), EndsOnExample():
+        before = plain_values(module)
+        with torch.no_grad(), calls.noted(), tried(), EndsOnExample(), PlainTensors(where):
             args, kwargs = unflatten(spec, [i.value for i in inputs])
             try:
                 with run_plainly(module), as_it_was(module) as kept:
                     outputs = _outputs(_plain(module(*args, **kwargs)), where)
+                    changes = plain_values(module) != before
             except Exception as error:  # the user's code may raise any
                 let_through(error)
                 if batch and str(batch) in str(error) and not isinstance(error, IRError):
                     raise _of_one_batch(where, batch, error) from error
                 raise
         trace = _Trace(module, where, spec, inputs, calls, dynamic, kept)
+        trace.changes = changes
         if batch:
             more = [batch_number(module, inputs, least, batch) for least in many(given)]
             trace.others = [[partial(repeated, given, n, dynamic) for n in counts] for counts in (more, FEW)]
         try:
-            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace
         except AsManyAsSequences:
             pass
         except IRError as error:
@@ -177,7 +200,7 @@ def _from_example(
                 trace.declared = None  # its file leaves more open than its weights do
             else:
                 raise
-            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace.stuck
+            return _graph(Graph(graph.name, graph.target), trace, outputs, batch), trace
     return _from_example(module, where, spec, graph, dynamic, given, batch + 1)
 
 
@@ -213,6 +236,9 @@ class _Trace:
         dynamic: Dynamic | None, kept: Kept,
     ) -> None:  # fmt: skip
         self.kept = kept  # by the run before, in attributes of the module
+        self.changes = False  # whether numbers that its code may read are others since that run
+        self.reader: str | None = None  # a loop that may read them
+        self.steady = True  # the next call makes the same calls of torch
         self.module, self.where, self.spec, self.inputs, self.calls = module, where, spec, inputs, calls
         self.dynamic = dynamic
         # whether the rows of what steps read for each sequence stay open, and whether there are any
@@ -425,9 +451,10 @@ def _graph(graph: Graph, trace: _Trace, outputs: list[str], batch: int) -> Graph
         graph.result(ended, (text,), _shape(node, {**numbers, **aten.following}, levels))
     if others:
         check_counts(made, others, grown, trace.where)
-    if trace.kept.numbers:
+    if trace.changes:
         read = read_in(made)
-        check_counters(made, read, trace.following(), trace.kept.numbers, trace.where)
+        trace.steady = check_counters(made, trace.following(), trace.kept.numbers, trace.where)
+        trace.reader = other_reader(made, read)
     return graph
 
 

@@ -20,7 +20,7 @@ from stepnet.ir.loop import Loop, Sweep
 
 from .calls import Calls, Places, noted_calls
 from .captured_state import AsCalled
-from .size_inputs import Read, Referred, with_sizes
+from .size_inputs import Referred, with_sizes
 
 
 @dataclass
@@ -45,7 +45,7 @@ class RecurrenceCall:
     known: list[Any] = field(default_factory=list)  # sizes of time and batch, in its trace
     sizes: Referred = field(default_factory=dict)  # that are left open, and its body refers to
     open: list[Any] = field(default_factory=list)  # the same, in the trace
-    read: Read = field(default_factory=Read)  # when it was traced
+    read: list[Any] = field(default_factory=list)  # the plain values that it reads, when it was traced
     again: tuple[Calls, ...] = ()  # those that one step makes with tensors in place of sizes
 
     @property

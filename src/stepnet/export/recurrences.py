@@ -60,7 +60,7 @@ from .ragged_step import write_ragged_step
 from .recurrence_call import RecurrenceCall
 from .scans import PlanWriter, StepAxis
 from .sequences import PLACES
-from .size_inputs import Read, as_tensors, sizes_in
+from .size_inputs import as_tensors, plain_values, sizes_in
 from .tensors_read import tensors_read
 from .whole_step import write_step
 
@@ -280,7 +280,7 @@ class RecurrenceTracer(Tracer, AsLoop):
             self._refuse_inputs(code, where)
         made.sizes, sizes = as_tensors(code, where, [*x, *state])
         made.open = [size for _, size in sizes_in(code)]
-        made.read = Read.by(_code(loop))
+        made.read = plain_values(_code(loop))
         weights = at_places(made.places, _code(loop), made.where, owner="step")
         rows, lengths = x, list[Tensor]() if padded is None else [padded]
         if made.ragged:

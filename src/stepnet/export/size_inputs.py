@@ -4,10 +4,10 @@ from __future__ import annotations
 
 import copy
 import functools
-from collections.abc import Callable, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import replace
 from types import CellType, FunctionType, MethodType, ModuleType
-from typing import Any, NamedTuple, cast
+from typing import Any, cast
 
 import torch
 from torch import Tensor
@@ -36,25 +36,20 @@ def sizes_in(code: Any) -> Iterator[tuple[Path, Any]]:
     >>> list(sizes_in(lambda x, n=3: x * n))
     []
     """
-    return _leaves(code, _OPEN, _parts)
+    return _leaves(code, (), {})
 
 
-def _leaves(
-    value: Any, kinds: tuple[type, ...], parts_of: Callable[[Any], Sequence[Any] | None],
-    path: Path = (), without: dict[int, Any] | None = None,
-) -> Iterator[tuple[Path, Any]]:  # fmt: skip
-    """What is of some kinds among what code refers to, each with the way to it. `without`: parts that are
-    known to hold none, by their id."""
+def _leaves(value: Any, path: Path, without: dict[int, Any]) -> Iterator[tuple[Path, Any]]:
+    """`without`: parts that are known to hold none, by their id."""
     value = value.value if isinstance(value, Literal) else value
-    if isinstance(value, kinds):
+    if isinstance(value, _OPEN):
         yield path, value
         return
-    without = {} if without is None else without
     if len(path) == _DEEPEST or id(value) in without:
         return
     without[id(value)] = value
-    for i, part in enumerate(parts_of(value) or ()):
-        for found in _leaves(part, kinds, parts_of, (*path, i), without):
+    for i, part in enumerate(_parts(value)):
+        for found in _leaves(part, (*path, i), without):
             without.pop(id(value), None)
             yield found
 
@@ -98,18 +93,9 @@ def as_tensors(code: Any, where: str, beside: Iterable[Any]) -> tuple[Referred, 
     return dict(zip(found, hints, strict=True)), sizes
 
 
-class Read(NamedTuple):
-    """The plain values that code refers to; and the numbers among them that it holds itself: in variables
-    that it refers to, defaults and arguments of partials, in no object."""
-
-    values: Sequence[Any] = ()
-    held: Sequence[str] = ()
-
-    @classmethod
-    def by(cls, code: Any) -> Read:
-        """What code reads."""
-        held = [repr(number) for _, number in _leaves(code, (int, float), _own_parts)]
-        return cls([part for part in _key(code) if _is_plain(part)], held)
+def plain_values(code: Any) -> list[Any]:
+    """The plain values that code reads, and maybe more: those of objects go by names alone."""
+    return [part for part in _key(code) if _is_plain(part)]
 
 
 def _is_plain(part: Any) -> bool:
@@ -142,14 +128,6 @@ def _tensor(size: Any, real: torch.dtype) -> Tensor:
 
 
 def _parts(value: Any) -> Sequence[Any]:
-    parts = _own_parts(value)
-    if parts is None:
-        return list(vars(value).values()) if _is_object(value) else []
-    return parts
-
-
-def _own_parts(value: Any) -> Sequence[Any] | None:
-    """Those of code, and of what it holds; None: it is an object, or has none."""
     kind = type(value)
     if kind is FunctionType:
         return [value.__defaults__, value.__kwdefaults__, *map(content, value.__closure__ or ())]
@@ -167,7 +145,7 @@ def _own_parts(value: Any) -> Sequence[Any] | None:
         return value.step.calls
     if kind is Call:
         return [value.function, value.args, value.kwargs]
-    return None
+    return list(vars(value).values()) if _is_object(value) else []
 
 
 def _rebuilt(value: Any, parts: list[Any]) -> Any:

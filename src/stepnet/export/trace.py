@@ -38,6 +38,7 @@ from .call_log import Asked, Request
 from .decompositions import Known, taken_apart
 from .keeping_sizes import KEEPING_SIZES, ToldByNumbers
 from .math_of_sizes import imports_noted
+from .tensor_kinds import PlainParameters
 
 
 @dataclass(frozen=True)
@@ -149,7 +150,7 @@ class _Lines(TorchFunctionMode):
 
     def __init__(self, where: str, asked: Asked) -> None:
         super().__init__()
-        self.where, self.asked = where, asked
+        self.where, self.asked, self.parameters = where, asked, PlainParameters()
 
     def __torch_function__(self, func: Any, types: Any, args: Any = (), kwargs: Any = None) -> Any:
         if func is torch._C._set_grad_enabled:
@@ -157,6 +158,7 @@ class _Lines(TorchFunctionMode):
             with torch._C.DisableTorchFunction():
                 return func(*args)
         func = KEEPING_SIZES.get(func, func)
+        args = tuple(map(self.parameters.of, args))
         place = run_by(__file__)
         line = place and place[0]
         if func in _GRADIENTS:

@@ -44,7 +44,7 @@ from .captured_state import AsCalled, as_called
 from .emit import Emit
 from .graph import LoopInput, LoopOp, LoopOutput, Target, Value
 from .keeping_sizes import KeepingSizes
-from .size_inputs import Read, Referred, as_tensors, with_sizes
+from .size_inputs import Referred, as_tensors, plain_values, with_sizes
 from .tensors_read import tensors_read
 from .trace import AnyNumber
 
@@ -72,7 +72,7 @@ class WhileCall:
     once: bool = False  # whether there is one turn, or none
     inner: tuple[Calls, ...] = ()  # those of the condition, of a turn
     again: tuple[Calls, ...] = ()  # the same with tensors in place of sizes
-    read: Read = field(default_factory=Read)  # when it was traced
+    read: list[Any] = field(default_factory=list)  # the plain values that it reads, when it was traced
 
     def functions(self, sizes: Sequence[Any]) -> tuple[Callable[..., Any], Callable[..., Any]]:
         """Condition and body with these in place of the sizes that they refer to."""
@@ -232,7 +232,7 @@ class WhileTracer(Tracer):
         leaves, spec = flatten(tuple(loop_vars))
         weights = at_places(call.places, _both(cond, body), call.where)
         call.sizes, sizes = as_tensors([cond, body], call.where, call.first)
-        call.read = Read.by([max_steps, cond, body])
+        call.read = plain_values([max_steps, cond, body])
         state = [
             leaf if isinstance(leaf, Tensor) else torch.scalar_tensor(leaf, dtype=like.dtype)
             for leaf, like in zip(leaves, call.first, strict=True)

@@ -20,17 +20,20 @@ class Misfit(Exception):
     """An attribute or an input does not fit.
 
     `dims` are the sizes in conflict: they tell whether the conflict holds for every size of the dynamic
-    dimensions or only for the one that was tried.
+    dimensions or only for the one that was tried; `gives`, the shapes of what it gives of inputs that fit,
+    where these do not hang on the sizes in conflict.
     """
 
     def __init__(
-        self, what: str, got: object = None, expected: object = None, *, dims: object = None
-    ) -> None:
+        self, what: str, got: object = None, expected: object = None, *, dims: object = None,
+        gives: Sequence[Tensor] | None = None,
+    ) -> None:  # fmt: skip
         super().__init__(what)
         self.what = what
         self.got = got
         self.expected = expected
         self.dims = dims
+        self.gives = gives
 
 
 def error(where: str, problem: BaseException, got: object, expected: object) -> IRError:

@@ -14,7 +14,7 @@ import torch
 from torch import Tensor, nn
 
 from stepnet.data.convert import from_array
-from stepnet.data.dtypes import dtype_name
+from stepnet.data.dtypes import dtype_name, typed_shape
 from stepnet.data.lod import LoDTensor
 from stepnet.data.outputs import Outputs
 from stepnet.data.recording import Interned, LeftByRuns, ToldByContent
@@ -46,7 +46,8 @@ def shorten(text: str, limit: int = 80) -> str:
 
 @dataclass(frozen=True)
 class Socket:
-    """An input or output of a model: -1 in `shape` is any size; None: of any rank. No dtype: no tensor.
+    """An input or output of a model: -1 in `shape` is any size; None: of any rank. No dtype: no tensor, but
+    a sequence or an optional value; `elements` is the element type of the tensors in it.
 
     >>> x = Socket("x", (-1, 3), torch.float32)
     >>> str(x), x.fits(torch.zeros(7, 3)), x.fits(torch.zeros(7, 4))
@@ -56,10 +57,13 @@ class Socket:
     name: str
     shape: tuple[int, ...] | None
     dtype: torch.dtype | None
+    elements: torch.dtype | None = None
 
     def __str__(self) -> str:
         shape = "..." if self.shape is None else ", ".join("?" if d < 0 else str(d) for d in self.shape)
-        return f"{self.name}: {'any' if self.dtype is None else dtype_name(self.dtype)}[{shape}]"
+        kind = self.dtype or self.elements
+        many = "tensors of " if self.dtype is None and kind else ""
+        return f"{self.name}: {many}{'any' if kind is None else dtype_name(kind)}[{shape}]"
 
     def fits(self, value: Tensor) -> bool:
         """Whether a tensor has its shape."""
@@ -278,25 +282,35 @@ class FileModel(ToldByContent, nn.Module):
         where = f"{self._where}: input '{socket.name}'"
         value = _as_tensor(where, socket, value)
         if socket.dtype is None:
-            if not isinstance(value, (list, tuple)):
-                return value
-            found = [_as_tensor(where, socket, part) for part in value]
-            for k, part in enumerate(found):
-                if not isinstance(part, Tensor):
-                    what = f"{where} holds something else than tensors and arrays, at {k}"
-                    raise Misgiven(what, got=type(part).__name__, expected="a list of tensors or arrays")
-            return found
+            return self._checked_parts(where, socket, value)
         if not isinstance(value, Tensor) or value.layout is not torch.strided or value.is_nested:
             remedy = _RAGGED if isinstance(value, LoDTensor) else None
             what, got = f"{where} must be a tensor or an array", type(value).__name__
             raise Misgiven(what, got=got, expected=socket, remedy=remedy)
-        fits = value.dtype == socket.dtype
-        if not fits and value.is_floating_point() and socket.dtype.is_floating_point:
-            fits = self._takes(value.dtype, socket.dtype)
-        if not fits or not socket.fits(value):
+        if not self._is_of(socket.dtype, value) or not socket.fits(value):
             got = f"{dtype_name(value.dtype)}{list(value.shape)}"
             raise Misgiven(f"{where} does not fit", got=got, expected=socket)
         return value
+
+    def _checked_parts(self, where: str, socket: Socket, value: Any) -> Any:
+        """A sequence, or an optional value: its tensors are of the element type that the file declares."""
+        listed = isinstance(value, (list, tuple))
+        found = [_as_tensor(where, socket, part) for part in value] if listed else [value]
+        for k, part in enumerate(found):
+            at = f", at {k}" if listed else ""
+            if listed and not isinstance(part, Tensor):
+                what = f"{where} holds something else than tensors and arrays{at}"
+                raise Misgiven(what, got=type(part).__name__, expected="a list of tensors or arrays")
+            if isinstance(part, Tensor) and socket.elements and not self._is_of(socket.elements, part):
+                what = f"{where} holds a tensor of another element type{at}"
+                raise Misgiven(what, got=typed_shape(part), expected=socket)
+        return found if listed else value
+
+    def _is_of(self, declared: torch.dtype, value: Tensor) -> bool:
+        fits = value.dtype == declared
+        if not fits and value.is_floating_point() and declared.is_floating_point:
+            return self._takes(value.dtype, declared)
+        return fits
 
     def _takes(self, given: torch.dtype, declared: torch.dtype) -> bool:
         """Whether the model was taken to another floating type than its file declares (`model.double()`)."""

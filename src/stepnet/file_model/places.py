@@ -221,7 +221,9 @@ def padded(
             cut, size = (max(0, -a), max(0, -b)), x.shape[axis]
             if isinstance(size, int) and sum(cut) > size:
                 said = {"got": f"{cut[0]} and {cut[1]} elements", "expected": f"{size} at most"}
-                raise Misfit(f"cuts more off axis {axis} of {shape_text(x)} than it has", **said, dims=cut)
+                raise Misfit(
+                    f"cuts more off axis {axis} of {shape_text(x)} than it has", **said, dims=(cut, size)
+                )
             x = x.narrow(axis, cut[0], size - sum(cut))
     more = [(max(a, 0), max(b, 0)) for a, b in zip(before, after, strict=True)]
     if mode == "constant" and not isinstance(fill, Tensor):

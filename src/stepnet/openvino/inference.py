@@ -51,9 +51,9 @@ UNKNOWN = _Unknown()
 class _Fault(Exception):
     """A layer that fails, and `key`: what must be equal under both sizes for the fault to be one."""
 
-    def __init__(self, error: IRError, key: object) -> None:
+    def __init__(self, error: IRError, key: object, gives: Sequence[Tensor] | None = None) -> None:
         super().__init__(str(error))
-        self.error = error
+        self.error, self.gives = error, gives
         self.key = (re.sub(r"\d+", "?", str(error).splitlines()[0]), key)
 
     @classmethod
@@ -199,6 +199,7 @@ class Walk:
                 except _Fault as fault:
                     told = fault.told_with(misfed) if misfed else fault
                     self.faults.setdefault(node.layer.where, told)
+                    results = fault.gives or results
             self.seen[id(node.layer)] = results
             self._check_given(node.layer, results)
             for slot, result in zip(node.outputs, results, strict=False):
@@ -282,9 +283,8 @@ class Walk:
         try:
             result = node.computed(arguments)
         except Misfit as misfit:
-            raise _Fault(
-                node.error(misfit, arguments), str(misfit.dims) if misfit.dims is not None else shapes
-            ) from misfit
+            key = str(misfit.dims) if misfit.dims is not None else shapes
+            raise _Fault(node.error(misfit, arguments), key, misfit.gives) from misfit
         except NotImplementedError:
             return None
         except IRError as error:
@@ -308,10 +308,18 @@ class Walk:
         feeds = dict(zip(runner.ports, given, strict=True))
         counts: dict[str, int] = {}
         arguments: dict[str, Any] = {}
+        outside: _Fault | None = None
         for port in loop.slices:
-            found = self._sliced(node, port, feeds[port.source])
-            arguments[port.parameter], counts[port.parameter] = found
+            arguments[port.parameter] = self._one_slice(node, port, feeds[port.source])
+            try:
+                counts[port.parameter] = self._slices(node, port, feeds[port.source])
+            except _Fault as fault:
+                outside = outside or fault
         arguments |= {port.parameter: feeds[port.source] for port in (*loop.merged, *loop.invariants)}
+        if outside is not None:  # perhaps of the sizes tried alone; the body is as it is
+            self.faults.setdefault(node.layer.where, outside)
+            self.graph(node.bodies[""], [arguments[p] for p in loop.body.parameters])
+            return [UNKNOWN] * len(node.outputs)
         if len(set(counts.values())) > 1:
             if 0 in counts.values():  # perhaps of a range that is none in a dimension of the sizes tried
                 return [UNKNOWN] * len(node.outputs)
@@ -383,20 +391,24 @@ class Walk:
         except LoopError as error:
             raise _Fault.at(node.layer, error.args[0], "count") from error
 
-    def _sliced(self, node: Node, port: Slice, value: Tensor) -> tuple[Tensor, int]:
+    def _one_slice(self, node: Node, port: Slice, value: Tensor) -> Tensor:
+        """What one iteration is given of a sliced input."""
         if not -value.dim() <= port.axis < value.dim():
             raise _outside(
                 node.layer, f"the slice of '{shorten(port.parameter)}'", port.axis, "an input", value
             )
-        axis = port.axis % value.dim()
+        shape = list(value.shape)
+        shape[port.axis] = port.part_size or 1
+        return torch.empty(shape, dtype=value.dtype, device="meta")
+
+    def _slices(self, node: Node, port: Slice, value: Tensor) -> int:
+        """How many slices a sliced input has, along an axis that it has."""
+        size = value.shape[port.axis]
         try:
-            _, _, steps = iterations(port, value.shape[axis])
+            return iterations(port, size)[2]
         except LoopError as error:
             text = error.args[0].replace(port.parameter, shorten(port.parameter))
-            raise _Fault.at(node.layer, text, value.shape[axis]) from error
-        shape = list(value.shape)
-        shape[axis] = port.part_size or 1
-        return torch.empty(shape, dtype=value.dtype, device="meta"), steps
+            raise _Fault.at(node.layer, text, size) from error
 
     def _part(self, node: Node, port: Concat, value: Tensor) -> tuple[int, int]:
         """The axis along which the results of an output are joined, and how many each has there."""
@@ -446,9 +458,9 @@ class Walk:
         feeds: dict[str, Any] = {f"port {port}": given[i] for port, i in runner.index.items()}
         numbers = (port for port in loop.inputs if isinstance(port, Iteration))
         arguments = {port.parameter: _as_meta(number_of(port, 0)) for port in numbers}
-        sliced = {port.parameter: self._sliced(node, port, feeds[port.source]) for port in loop.slices}
-        arguments |= {name: part for name, (part, _) in sliced.items()}
-        longest = min((steps for _, steps in sliced.values()), default=None)
+        cut = [(port, feeds[port.source]) for port in loop.slices]
+        arguments |= {port.parameter: self._one_slice(node, port, value) for port, value in cut}
+        longest = min((self._slices(node, port, value) for port, value in cut), default=None)
         if runner.trips is not None and longest is not None and longest < runner.trips:
             said = {"got": f"{longest} slices", "expected": f"{runner.trips}, the trip count"}
             what = "an input has fewer slices than the trip count"

@@ -115,7 +115,7 @@ _AS_THEY_WERE: tuple[Any, ...] = (
     re.Pattern, operator.itemgetter, operator.attrgetter, operator.methodcaller, struct.Struct,
     types.GenericAlias, types.UnionType, memoryview, decimal.Decimal,
     datetime.date, datetime.datetime, datetime.time, datetime.timezone,
-    weakref.ref, weakref.ProxyType, weakref.CallableProxyType, decimal.Context, dataclasses.Field,
+    weakref.ref, decimal.Context, dataclasses.Field,
     type(functools.lru_cache(words)), type(functools.cmp_to_key(lambda a, b: 0)),
 )  # fmt: skip
 _OF_CALLS = "pybind11_detail_function_record"  # what a function of a library of C++ is bound to

@@ -27,6 +27,7 @@ from torch.nn.parameter import UninitializedBuffer, UninitializedParameter
 from stepnet.data.lod import LoDTensor
 from stepnet.data.offsets import in_program
 from stepnet.data.recording import Interned, ToldByContent
+from stepnet.interrupts import let_through
 
 from .as_written import written_as
 from .code_facts import BY_IDENTITY, words
@@ -44,6 +45,7 @@ from .kinds import (
     slot_values,
 )
 from .survey import Same, Seen
+from .tensor_kinds import is_named_only
 from .trust import (
     BY_VALUE,
     HEAP,
@@ -141,7 +143,11 @@ class Walk(TorchModuleWalk):
         self.tensors.append(value)
         if self.everything:
             self.met_tensors.append(value)
-        if kind is not Tensor and kind is not nn.Parameter:
+        plain = kind is Tensor or kind is nn.Parameter
+        if not plain and is_named_only(kind):
+            self._class(kind)
+            plain = True
+        if not plain:
             of_torch = is_trusted_class(kind) and kind.__mro__[1] is Tensor
             if isinstance(value, (UninitializedBuffer, UninitializedParameter)):
                 self.refused = self.refused or "it has lazy parameters that its first run makes"
@@ -155,7 +161,7 @@ class Walk(TorchModuleWalk):
             )
         if self.refused is None and value.is_nested:
             self.refused = "it reads a nested tensor; by its .unbind() it would be compiled"
-        if kind is Tensor or kind is nn.Parameter:  # others hold what torch runs them by
+        if plain:  # others hold what torch runs them by
             more: dict[str, Any] = value.__dict__  # pyright: ignore[reportAssignmentType]
             self.hold(more)
             if self.everything or not self.names.isdisjoint(more):  # Dynamo leaves marks on tensors
@@ -229,6 +235,17 @@ class Walk(TorchModuleWalk):
             return
         self.key.append(weakref.ref)
         self.visit(found)
+
+    def _proxied(self, value: Any) -> None:
+        """What a weak proxy stands for, as its methods are of that."""
+        self.key.append(type(value))
+        try:
+            found = value.__init__.__self__
+        except Exception as error:  # it is gone, or its class answers for itself
+            let_through(error)
+            self._not_tried(value, "and what it stands for cannot be seen")
+        else:
+            self.visit(found)
 
     def _own_parts(self, value: Any) -> None:
         """What a container has besides its items, of a class of the user's or as attributes."""
@@ -342,8 +359,8 @@ class Walk(TorchModuleWalk):
             self.opened("a torch.Generator, of which it reads the seed or the state")
 
     def _stateful(self, value: Any) -> None:
+        self.key.append(type(value))
         if is_used_up(value):
-            self.key.append(type(value))
             for items in value.__reduce__()[1]:  # one list, which may grow
                 self.visit(items)
             return
@@ -396,6 +413,8 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
         return Walk._fixed
     if kind is torch.Generator:
         return Walk._generator
+    if kind in weakref.ProxyTypes:
+        return Walk._proxied
     if is_stateful(kind):
         return Walk._stateful
     if is_checking_class(kind):

@@ -34,6 +34,7 @@ from stepnet.watchers import ITERATORS, WHILE_LOOPS
 from .batched_scan import BatchedScan
 from .branches import branches_alone, reading
 from .counted_loops import CountedLoop
+from .declared import check_carried, check_fed
 from .graph import SEEN, Graph, Step
 from .info import Info, Misfit, Run, body_of, dtype_of, given, one_value, op
 from .sequences import check_sequence, listed
@@ -55,6 +56,9 @@ class LoopRunner:
         node.read.add(0)
         if scanned < 0 or len(body.outputs) != 1 + carried + scanned:
             raise Misfit("the body gives another number of values", len(body.outputs), 1 + node.count)
+        check_fed(body.inputs, (ir.DataType.INT64, ir.DataType.BOOL, *node.node.inputs[2:]))
+        check_fed(body.outputs, (ir.DataType.BOOL,))
+        check_carried(body.inputs[2:], body.outputs[1 : 1 + carried])
         goes_on = origin(body.outputs[0])
         always = None if goes_on.is_graph_input() else ir.convenience.get_const_tensor(goes_on)
         # it hands its condition on, or this is always true: nothing but the count ends it
@@ -230,7 +234,8 @@ class ScanRunner:
             raise Misfit("num_scan_inputs does not fit the inputs", count, f"1 to {len(node.node.inputs)}")
         graph = body_of(node, "body", self.states + count)
         self._check_ranks(graph)
-        self._check_types(graph)
+        check_fed(graph.inputs, node.node.inputs[self.old :])
+        check_carried(graph.inputs[: self.states], graph.outputs)
         joined = node.count - self.states
         if joined < 0 or len(graph.outputs) != node.count:
             raise Misfit("the body gives another number of values", len(graph.outputs), node.count)
@@ -279,12 +284,6 @@ class ScanRunner:
                 raise Misfit(f"input {number} has no axis to cut", list(given.shape), "a tensor of steps")
             if len(inside.shape) != rank:
                 raise Misfit(f"its body declares '{inside.name}' of another rank", len(inside.shape), rank)
-
-    def _check_types(self, graph: Graph) -> None:
-        """Hold what the body declares of states before a step and after it against each other."""
-        for k, (before, after) in enumerate(zip(graph.inputs[: self.states], graph.outputs, strict=False)):
-            if None not in (before.dtype, after.dtype) and before.dtype != after.dtype:
-                raise Misfit(f"state {k} changes its type in a step", after.dtype, before.dtype)
 
     def _list(self, name: str, count: int) -> list[int]:
         found = self.node.get(name, [0] * count)

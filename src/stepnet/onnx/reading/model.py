@@ -45,6 +45,7 @@ from .optimised import FUSED
 from .places import name_of
 from .rules import check_opset, check_rules, check_version, known_values
 from .scopes import check_scopes
+from .sequences import elements_of
 from .sparse import fill_in
 from .tables import as_tables
 from .tensors import check_constants
@@ -276,7 +277,7 @@ def _socket(value: ir.Value, where: str) -> Socket:
         if value.shape is None
         else tuple(d if isinstance(d, int) and d >= 0 else -1 for d in value.shape)
     )
-    return Socket(value.name or "", shape, dtype)
+    return Socket(value.name or "", shape, dtype, None if dtype else elements_of(value))
 
 
 def load(path: str | os.PathLike[str], *, trainable: bool = False) -> ONNXModel:

@@ -9,6 +9,7 @@ import onnx_ir as ir
 import torch
 from torch import Tensor
 
+from stepnet.data.dtypes import dtype_name
 from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import axis_in, by_data, same_types, slices
 from stepnet.watchers import instead
@@ -60,6 +61,21 @@ def check_sequence(node: Info) -> None:
     value = node.node.inputs[0]
     if value is not None and isinstance(value.type, ir.TensorType):
         raise Misfit(f"'{value.name}' is no sequence", str(value.type), "a sequence of tensors")
+
+
+def elements_of(value: ir.Value | None) -> torch.dtype | None:
+    """The element type of the tensors in a sequence or an optional value, where the file says one that torch
+    has."""
+    maker = None if value is None else value.producer()
+    if value is None or isinstance(value.type, ir.TensorType):
+        return None
+    try:
+        if maker is not None and maker.op_type == "SequenceEmpty":
+            said = maker.attributes.get("dtype")
+            return dtype_of(1 if said is None else said.as_int())
+        return None if value.dtype is None else dtype_of(value.dtype.value)
+    except Misfit:
+        return None
 
 
 def _place(node: Info, index: int) -> Callable[..., int]:
@@ -123,6 +139,16 @@ def _length(node: Info) -> Run:
     return length
 
 
+def _check_new(declared: torch.dtype | None, new: Any) -> None:
+    """Refuse a tensor of another kind than the file declares a sequence to be of; of floating-point numbers a
+    model may have been taken to others since."""
+    if declared is None or not isinstance(new, Tensor) or new.dtype == declared:
+        return
+    if not (declared.is_floating_point and new.is_floating_point()):
+        what = "puts a tensor of another element type into the sequence"
+        raise Misfit(what, dtype_name(new.dtype), dtype_name(declared))
+
+
 def _in_table(node: Info, index: int) -> Callable[..., Tensor]:
     """A function from the inputs of a call to a place in a table of so many rows, counted from the front."""
     place, number = _place(node, index), node.number(index)
@@ -147,9 +173,11 @@ def _as_read(node: Info) -> Callable[[Tensor], Any]:
 @op("SequenceInsert", inputs=(2, 3))
 def _insert(node: Info) -> Run:
     place, in_table, as_read = _place(node, 2), _in_table(node, 2), _as_read(node)
+    declared = elements_of(node.node.inputs[0])
 
     def insert(*inputs: Any) -> Any:
         xs, new = inputs[0], inputs[1]
+        _check_new(declared, new)
         if _is_table(xs) and [*map(str, plain(new).shape)] == [*map(str, xs.shape[1:])]:
             row, count = plain(new), xs.shape[0]
             same_types([xs, row])
@@ -157,6 +185,7 @@ def _insert(node: Info) -> Run:
             order = torch.where(places == at, count, places - (places > at).long())
             return as_read(torch.cat([xs, row.unsqueeze(0)]).index_select(0, order))
         new = list(listed(xs))
+        same_types([x for x in (*new[:1], inputs[1]) if isinstance(x, Tensor)])
         new.insert(place(inputs, len(new), default=len(new), new=1), inputs[1])
         return new
 

@@ -14,7 +14,7 @@ from stepnet.file_model import sign
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, REAL, Function, Misfit, Row, number, plain, same_types
+from .row import NUMBERS, REAL, Function, Misfit, Row, differ, number, plain, same_types
 
 
 def _kept(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -72,9 +72,14 @@ def _round(layer: Layer, attributes: Attributes) -> Function:
 
 
 def _prelu(x: Tensor, slope: Tensor) -> Tensor:
-    if slope.dim() == 1 and slope.shape[0] != 1 and x.dim() > 1:  # one slope a channel
-        slope = slope.reshape(-1, *(1,) * (x.dim() - 2))
-    return torch.where(x > 0, x, x * slope)
+    if slope.dim() == 1 and slope.shape[0] != 1 and x.dim() > 1 and not differ(slope.shape[0], x.shape[1]):
+        slope = slope.reshape(-1, *(1,) * (x.dim() - 2))  # one slope a channel; others are broadcast
+    return torch.where(x > 0, x, x * _number(slope))
+
+
+def _number(parameter: Tensor) -> Tensor:
+    """A parameter of one number without dimensions, for what it is given may have none."""
+    return parameter.reshape(()) if all(size == 1 for size in parameter.shape) else parameter
 
 
 def _swish(x: Tensor, beta: Any = 1.0) -> Tensor:
@@ -83,12 +88,12 @@ def _swish(x: Tensor, beta: Any = 1.0) -> Tensor:
 
 def _selu(x: Tensor, alpha: Tensor, scale: Tensor) -> Tensor:
     same_types((x, alpha, scale))
-    return scale * torch.where(x > 0, x, alpha * torch.expm1(x.clamp(max=0)))
+    return _number(scale) * torch.where(x > 0, x, _number(alpha) * torch.expm1(x.clamp(max=0)))
 
 
 def _hard_sigmoid(x: Tensor, alpha: Tensor, beta: Tensor) -> Tensor:
     same_types((x, alpha, beta))
-    return (alpha * x + beta).clamp(0, 1)
+    return (_number(alpha) * x + _number(beta)).clamp(0, 1)
 
 
 def _softplus(x: Tensor) -> Tensor:

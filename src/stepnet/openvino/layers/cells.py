@@ -110,11 +110,13 @@ class Cell:
         wanted.append(("W", w, (rows, x.shape[1]), f"[{many}, input]"))
         for name, tensor, shape, text in wanted:
             if tensor.shape != shape:
+                of_features = name == "W" and tensor.dim() == 2 and tensor.shape[0] == rows and x.is_meta
                 raise Misfit(
                     f"{name} must be {text} = {list(shape)}, got {shape_text(tensor)}",
                     got=shape_text(tensor),
                     expected=list(shape),
                     dims=(str(list(shape)), shape_text(tensor)),
+                    gives=[*states] if of_features else None,
                 )
 
     def step(

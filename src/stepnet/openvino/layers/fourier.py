@@ -45,7 +45,7 @@ def _stft(layer: Layer, attributes: Attributes) -> Function:
         same_types([x, window])
         window, size, step = _framed(window, size, step)
         if x.dim() not in (1, 2) or x.shape[-1] < size:
-            raise Misfit(f"no signals of a frame of {size}", got=shape_text(x), dims=(x.dim(), size))
+            raise Misfit(f"no signals of a frame of {size}", got=shape_text(x), dims=str((x.shape, size)))
         frames = x.unfold(-1, size, step) * window
         made = transformed(torch.fft.rfftn, frames, [frames.dim() - 1], None, pairs=False)
         return made.transpose(-3, -2) if transposed else made
@@ -61,7 +61,9 @@ def _istft(layer: Layer, attributes: Attributes) -> Function:
         window, size, step = _framed(window, size, step)
         if x.dim() not in (3, 4) or x.shape[-3] != size // 2 + 1:
             said = f"[..., {size // 2 + 1}, frames, 2]"
-            raise Misfit("the frequencies do not fit frame_size", shape_text(x), said, dims=(x.dim(), size))
+            raise Misfit(
+                "the frequencies do not fit frame_size", shape_text(x), said, dims=str((x.shape, size))
+            )
         frames = transformed(torch.fft.irfftn, x.transpose(-3, -2), [x.dim() - 2], [size], pairs=True)
         count, whole = frames.shape[-2], (frames.shape[-2] - 1) * step + size
         check_size([*x.shape[:-3], whole])

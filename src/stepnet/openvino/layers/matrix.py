@@ -20,6 +20,15 @@ from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, listed, same_t
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
 
+def _of_fitting(x: Tensor, y: Tensor) -> list[Tensor] | None:
+    """The shape of x times a matrix that has as many rows as x has columns, which else is y; None: it is not
+    asked for, or batches may differ, too."""
+    if not x.is_meta or min(x.dim(), y.dim()) > 2:
+        return None
+    rows = x.shape[-1]
+    return [torch.matmul(x, y.new_empty((*y.shape[:-2], rows, y.shape[-1]) if y.dim() > 1 else (rows,)))]
+
+
 def _mat_mul(layer: Layer, attributes: Attributes) -> Function:
     left, right = attributes.bool("transpose_a", False), attributes.bool("transpose_b", False)
 
@@ -36,6 +45,7 @@ def _mat_mul(layer: Layer, attributes: Attributes) -> Function:
                 got=f"{m} columns and {n} rows",
                 expected="as many columns of the first as rows of the second",
                 dims=(m, n),
+                gives=_of_fitting(x, y),
             )
         return torch.matmul(x, y)
 

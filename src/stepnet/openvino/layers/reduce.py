@@ -7,6 +7,7 @@ from typing import Any
 
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from stepnet.file_model import cumulated, extreme, mean
 from stepnet.openvino.attributes import Attributes
@@ -162,7 +163,7 @@ def _lrn(layer: Layer, attributes: Attributes) -> Function:
     def lrn(x: Tensor, axes: Any) -> Tensor:
         squares, chosen = x * x, axes_in(listed(axes), x.dim())
         for axis in chosen:  # sums of windows, as differences of sums from the start
-            whole = torch.cat([torch.zeros_like(squares.narrow(axis, 0, 1)), squares.cumsum(axis)], axis)
+            whole = F.pad(squares.cumsum(axis), [*[0, 0] * (x.dim() - 1 - axis), 1, 0])
             place = torch.arange(x.shape[axis], device=x.device)
             ends, starts = (place + reach + 1).clamp(max=x.shape[axis]), (place - reach).clamp(min=0)
             squares = whole.index_select(axis, ends) - whole.index_select(axis, starts)
@@ -184,9 +185,9 @@ def _group_norm(layer: Layer, attributes: Attributes) -> Function:
             raise Misfit(
                 f"{groups} groups, scale {shape_text(scale)} and bias {shape_text(bias)} do not fit"
                 f" {shape_text(x)}",
-                dims=str((x.shape, groups)),
+                dims=str((x.shape, groups, scale.shape, bias.shape)),
             )
-        return torch.nn.functional.group_norm(x, groups, scale, bias, eps)
+        return F.group_norm(x, groups, scale, bias, eps)
 
     return group_norm
 

@@ -100,12 +100,14 @@ class SequenceRunner:
         saving = instead()
         if saving is not None:
             return self._saved(saving, x, states, lengths, (w, r, b))
-        self._check(x, states, lengths, (w, r, b), directions)
+        try:
+            self._check(x, states, lengths, (w, r, b), directions)
+        except Misfit as misfit:
+            if misfit.gives is not None:
+                misfit.gives = self._shapes(x, states, directions)
+            raise
         if any(t.is_meta for t in (x, *states)):
-            y = torch.empty(
-                (x.shape[0], directions, x.shape[1], self.cell.hidden), dtype=x.dtype, device="meta"
-            )
-            return (y, *(torch.empty_like(s, device="meta") for s in states))
+            return self._shapes(x, states, directions)
         known = [int(n) for n in lengths.reshape(-1).tolist()]
         _check_lengths(known, x.shape[1])
         ys, finals = [], []
@@ -116,6 +118,12 @@ class SequenceRunner:
             ys.append(y)
             finals.append(final)
         return (torch.stack(ys, 1), *(torch.stack(parts, 1) for parts in zip(*finals, strict=True)))
+
+    def _shapes(self, x: Tensor, states: Sequence[Tensor], directions: int) -> tuple[Tensor, ...]:
+        """What a call gives, without its numbers."""
+        size = (x.shape[0], directions, x.shape[1], self.cell.hidden)
+        y = torch.empty(size, dtype=x.dtype, device="meta")
+        return (y, *(torch.empty_like(s, device="meta") for s in states))
 
     def _saved(
         self, saving: Instead, x: Tensor, states: Sequence[Tensor], lengths: Any, weights: Sequence[Tensor]
