@@ -62,7 +62,7 @@ def are_slow_in_torch(dtype: str = "float32") -> bool:
 def are_loops_of_torch() -> bool:
     """Whether products of bfloat16 are loops of torch's own, for oneDNN has no code for them on this CPU.
 
-    One core with AVX2 does 1 to 15 gflop/s by these, and 90 of floats.
+    One core with AVX2 does about 1 gflop/s by these, and 90 of floats.
     """
     if sys.platform != "linux" or platform.machine() != "x86_64":
         return False
