@@ -221,3 +221,26 @@ def test_a_branch_that_reads_a_size(tmp_path):
     again, x = stepnet.onnx.load(tmp_path / "b.onnx"), torch.randn(5)
     torch.testing.assert_close(again(torch.tensor(False), x)[0], x - 1)
     torch.testing.assert_close(again(torch.tensor(True), x)[0], x + 2)
+
+
+def test_a_loop_of_no_step_leaves_open_how_many_slices_it_has(tmp_path, opened):
+    net = Net()
+    x, h, body = net.parameter("x", "?,?,3"), net.parameter("h", "?,3"), net.body()
+    part, state = body.parameter("part", "1,?,3"), body.parameter("s", "?,3")
+    new = body.result(body.add("Add", [state, body.add("Squeeze", [part, body.const([0])])]))
+    maps = sliced("input", 2, part[0], axis=0, start=-1, end=0, stride=-1) + sliced("input", 3, state[0])
+    maps += sliced("output", 4, new) + sliced("output", 5, body.result(part), axis=0)
+    maps += sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+    given = [net.const(-1), net.const(False), x, h]
+    layer, port = net.loop(body, given, maps, edge(new, state[0]), ["FP32"] * 2, "Loop", "opset5")
+    for k in range(2):
+        net.result((layer, port + k))
+    stepnet.onnx.save(
+        stepnet.openvino.load(net.write(tmp_path)),
+        tmp_path / "m.onnx",
+        (torch.ones(5, 2, 3), torch.ones(2, 3)),
+    )
+    written = opened(tmp_path / "m.onnx")
+    last, joined = written(torch.ones(7, 3, 3), torch.full((3, 3), 4.0))
+    assert last.tolist() == [[4] * 3] * 3
+    assert joined.shape == (0, 3, 3)

@@ -43,6 +43,10 @@ NODES = {
         f"{SIZES}  t = Constant<value = int64[0] {{}}>()  y = Slice(x, z, o, t)",
         r"\(Slice\): start, stop, step and axes have different lengths",
     ),
+    "an axis of parts": (
+        "s = SplitToSequence<axis = 9>(x)  y = ConcatFromSequence<axis = 0>(s)",
+        r"\(SplitToSequence\): axis 9 lies outside a tensor of 2 dimensions\n.*9\n.*-2 to 1",
+    ),
     "a bound for each": ("y = Clip(x, x)", r"\(Clip\): a bound must be one number\n.*\[2, 3\]"),
     "a scale that is wider": (
         "c = Constant<value = float[3] {1.0, 2.0, 3.0}>()  y = LayerNormalization(c, x)",

@@ -469,7 +469,7 @@ class LoopRunner:
         outputs = [f"port {port.id}" for port in self.layer.outputs]
         if self.has_no_step:
             _check_no_step(self.loop)
-            out = naive.run(replace(self.blocks.step.loop, limit=LIMIT), feeds | {LIMIT: 0})
+            out = naive.run(*_without_steps(self.blocks.step.loop, feeds))
             return tuple(out[name] for name in outputs)
         if self.goes_on_always and self.loop.slices and self._all_slices(feeds):
             return as_iterator(self.rows.loop, feeds, outputs)
@@ -509,6 +509,19 @@ class LoopRunner:
         if not self._goes_on(first) or (trips < 0 and longest is None):
             return "its body computes the condition to go on"
         return longest if trips < 0 and longest is not None else trips
+
+
+def _without_steps(loop: Loop, feeds: Mapping[str, Any]) -> tuple[Loop, Mapping[str, Any]]:
+    """A loop that runs no step, and what it is fed: no slice, for how many there are may be open."""
+    inputs, fed = [], {**feeds, LIMIT: 0}
+    for port in loop.inputs:
+        if isinstance(port, Slice):
+            none = feeds[port.source].narrow(port.axis, 0, 0)
+            name = f"{port.source}, cut {len(inputs)}"
+            port = replace(port, source=name, start=0, end=-1, stride=port.part_size or 1)
+            fed[name] = none
+        inputs.append(port)
+    return replace(loop, inputs=tuple(inputs), limit=LIMIT), fed
 
 
 def _check_no_step(loop: Loop) -> None:

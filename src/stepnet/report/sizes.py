@@ -44,8 +44,9 @@ class Survey(Walk):
 
     @property
     def unknown(self) -> int:
-        """The number of layers without a known result."""
-        return sum(not any(isinstance(r, Tensor) for r in results) for results in self.seen.values())
+        """The number of layers that do not fit, or without a known result."""
+        unknown = (not any(isinstance(r, Tensor) for r in results) for results in self.seen.values())
+        return sum(unknown) + len(self.faults)
 
     def branch(self) -> Survey:
         inner = Survey()

@@ -7,6 +7,7 @@ import pytest
 import torch
 
 from ir_files import Net, edge, sliced
+from stepnet.errors import IRError
 from stepnet.openvino import load, save
 
 
@@ -99,3 +100,25 @@ def test_a_state_that_its_body_does_not_use(open_at, numbered, tmp_path):
     )
     ends = [torch.tensor(v) for v in ((2, 0, 1) if open_at == "count" else (True, False))]
     same_in_openvino(net, [(torch.randn(2, 3), torch.randn(2, 3), end) for end in ends], tmp_path)
+
+
+@pytest.mark.parametrize("trips", [-1, 4, 9])
+def test_a_slice_that_ends_a_loop_is_kept_though_its_body_does_not_need_it(trips, tmp_path):
+    net = Net()
+    x, h, body = net.parameter("x", "?,?,3"), net.parameter("h", "?,3"), net.body()
+    inner = [body.parameter("cut", "1,?,3"), body.parameter("s", "?,3")]
+    new = body.result(body.add("Add", [inner[1], body.const(np.float32(1))]))
+    maps = (
+        sliced("input", 2, inner[0][0], axis=0) + sliced("input", 3, inner[1][0]) + sliced("output", 4, new)
+    )
+    maps += sliced("output", -1, body.result(body.const(True)), purpose="execution_condition")
+    given = [net.const(trips), net.const(True), x, h]
+    net.result(net.loop(body, given, maps, edge(new, inner[1][0]), kind="Loop", version="opset5"))
+    save(load(net.write(tmp_path)), tmp_path / "again.xml")
+    for file in ("model.xml", "again.xml"):
+        model, inputs = load(tmp_path / file), (torch.zeros(4, 2, 3), torch.zeros(2, 3))
+        if trips > 4:
+            with pytest.raises(IRError, match="fewer slices than the trip count"):
+                model(*inputs)
+        else:
+            assert model(*inputs)[0].tolist() == [[4] * 3] * 2

@@ -216,6 +216,7 @@ def _split(node: Info) -> Run:
 
     def split(*inputs: Any) -> Any:
         x, wanted = inputs[0], sizes(inputs)
+        axis_in(axis, x.dim())
         alone = isinstance(wanted, int) and wanted == 1
         if wanted is None or alone:  # without keepdims, too: so torch writes it, ONNX Runtime has it
             rows = x.movedim(axis, 0)

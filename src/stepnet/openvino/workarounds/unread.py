@@ -12,7 +12,7 @@ from stepnet.openvino.writing.edit import Editor, all_nets
 
 def drop_unread(net: Net) -> None:
     """Take away outputs that nobody reads, with the states and inputs that only they need, in place. A
-    TensorIterator of which no slice is left keeps one, which counts its steps."""
+    loop of which no slice is left keeps one, which counts its steps."""
     changed = True
     while changed:
         changed = False
@@ -46,7 +46,7 @@ def _of_loop(edit: Editor, layer: Layer) -> bool:
             break
         results = more
     sliced = [row for row in rows.inputs if row.axis is not None]
-    counts = layer.type != "Loop" and sliced and not any(row.internal in needed for row in sliced)
+    counts = sliced and not any(row.internal in needed for row in sliced)
     last = {row.internal for row in rows.outputs if row.external in ports and row.axis is None}
     kept = needed | {to for result, to in layer.back_edges if result in last}  # given where there is no step
     kept |= {sliced[0].internal} if counts else set()
