@@ -8,6 +8,7 @@ import pytest
 import torch
 
 from covering import few
+from plans import ops, plan_of
 from stepnet import LoDTensor, recurrent
 from stepnet.errors import Unsupported
 from stepnet.testing import check_step
@@ -79,6 +80,40 @@ def test_a_gradient_of_a_gradient():
         return torch.autograd.grad(first.abs().square().sum(), x)[0]
 
     torch.testing.assert_close(penalty("c"), penalty("naive"))
+
+
+def s5(x, h):
+    """Real rows times a complex matrix, of whose product with another one the real part comes out."""
+    h = h * TURN + x.to(W.dtype) @ W
+    return (h @ W.T).real, h
+
+
+def test_parts_that_nobody_reads_and_products_with_zeros_are_not_made():
+    loop = plan_of(s5, torch.randn(3, 2, 4).double(), torch.zeros(2, 4, dtype=C))
+    made = [op for half in (loop.forward, loop.backward) for op in ops(half)]
+    assert (made.count("matmul"), made.count("matmul_tn")) == (6, 4)
+
+
+@pytest.mark.parametrize("lost", few([torch.inf, torch.nan], [torch.inf]))
+@pytest.mark.parametrize("place", ["x", "W", "y"])
+def test_zeros_times_what_is_not_finite_are_no_zeros(place, lost):
+    x = torch.randn(3, 2, 4, requires_grad=True, dtype=torch.double)
+    weight, seed = W.detach().clone(), torch.ones(3, 2, 4).double()
+
+    def step(x, h):
+        h = 0.5 * h + x.to(weight.dtype) @ weight
+        return (h @ weight.mT).real, h
+
+    def found(backend):
+        y, _ = recurrent(step, x, torch.zeros(2, 4, dtype=C), backend=backend)
+        return [y, *torch.autograd.grad(y, [x, weight], seed)]
+
+    weight.requires_grad_()
+    found("c")  # holds its plan against the plain loop on these
+    {"x": x.data[0, 0], "W": torch.view_as_real(weight.data)[0, :, 1], "y": seed[1, 0]}[place][1] = lost
+    for ours, plain in zip(found("c"), found("naive"), strict=True):
+        assert torch.equal(torch.view_as_real(ours + 0j).isnan(), torch.view_as_real(plain + 0j).isnan())
+        torch.testing.assert_close(ours, plain, equal_nan=True)
 
 
 def test_what_is_not_written_out_is_named():

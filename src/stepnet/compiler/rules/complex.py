@@ -17,6 +17,7 @@ import torch
 from stepnet.errors import Unsupported
 
 from .builder import RULES, Builder, Ref
+from .known_parts import slice_feature
 
 
 @dataclass(frozen=True)
@@ -230,6 +231,9 @@ def _alone(b: Builder, x: Pair, made: Callable[[], Any]) -> Any:
 
 
 def _conjugate(b: Builder, x: Pair) -> Pair:
+    if b.is_full(x.im.name, 0):  # known to be one number it stays
+        value = b.values[x.im.name]
+        return Pair(x.re, Ref(b.full(-0.0, value.shape, value.dtype, value.kind), x.im.bdim, x.im.fold))
     return Pair(x.re, Ref(b.like(x.im.name, "neg", x.im.name), x.im.bdim, x.im.fold))
 
 
@@ -332,10 +336,7 @@ def _view_as_real(b: Builder, x: Pair) -> Ref:
 def half(b: Builder, name: str, at: int) -> str:
     """The real or the imaginary parts of numbers whose parts are its last dimension."""
     value = b.values[name]
-    last = len(value.shape) - 1
-    part = b.emit(
-        "slice", (name,), (*value.shape[:-1], 1), value.dtype, dim=last, start=at, end=at + 1, step=1
-    )
+    part = slice_feature(b, name, len(value.shape) - 1, at, at + 1)
     return b.reshape(part, value.shape[:-1])
 
 
@@ -382,17 +383,44 @@ def _product(name: str) -> Callable[..., Any]:
 
         def of(left: Any, right: Any) -> Ref | None:
             b.meta = meta
-            return None if left is None or right is None else RULES[name](b, left, right)
+            if left is None or right is None:
+                return None
+            known = _of_zeros(b, left, right) if name == "mm" else None
+            return RULES[name](b, left, right) if known is None else known
 
         def joined(op: str, left: Ref | None, right: Ref | None) -> Ref | None:
             if left is None or right is None:
                 return left or right
+            if left.bdim != right.bdim:  # one is the same for all rows: of zeros
+                b.meta = meta
+                return b.pointwise(op, [left, right])
             return Ref(b.like(left.name, op, left.name, right.name), left.bdim, left.fold)
 
         re, im = joined("sub", of(a, d), of(c, e)), joined("add", of(a, e), of(c, d))
         return Pair(re, im) if re is not None and im is not None else NotImplemented
 
     return product
+
+
+def _of_zeros(b: Builder, x: Ref, y: Ref) -> Ref | None:
+    """A product with zeros: zeros, but NaN where the other operand is not finite. None of other products."""
+    at = 0 if b.is_full(x.name, 0) else 1
+    zeros, other = (x, y) if at == 0 else (y, x)
+    if not b.is_full(zeros.name, 0) or x.fold or y.fold:
+        return None
+    value = b.values[other.name]
+    none = b.like(other.name, "mul", other.name, 0.0)
+    size = b.values[zeros.name].shape[-1]
+    if (x.bdim, y.bdim) == (1, 0):  # over rows
+        total = b.emit("sum_rows", (none,), value.shape, value.dtype, "sum")
+        lone, shape = ((1, *value.shape), (size, *value.shape))
+        if at == 1:
+            lone, shape = ((*value.shape, 1), (*value.shape, size))
+        return Ref(b.emit("expand", (b.reshape(total, lone),), shape, value.dtype))
+    if at == 1 or (x.bdim, y.bdim) != (0, None):
+        return None
+    total = b.emit("sum", (none,), (1, value.shape[-1]), value.dtype, dims=(0,))
+    return Ref(b.reshape(total, value.shape[-1:]))
 
 
 _COMPLEX: dict[str, Callable[..., Any]] = {

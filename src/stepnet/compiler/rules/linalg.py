@@ -5,7 +5,8 @@ from __future__ import annotations
 from typing import Any
 
 from .builder import Builder, Ref, rule
-from .shape import slice_feature, swapped
+from .known_parts import slice_feature
+from .shape import swapped
 
 
 def _matrices(b: Builder, *refs: Ref) -> bool:

@@ -16,7 +16,8 @@ from stepnet.ir.op_rules import broadcast
 from stepnet.ir.ops import FLOATS, SCATTERS
 
 from .builder import Builder, Ref, RowNumbers, row_numbers, rule, rules
-from .shape import beside, feature_dim, slice_feature
+from .known_parts import slice_feature
+from .shape import beside, feature_dim
 
 
 def _together(b: Builder, *refs: Ref) -> bool:

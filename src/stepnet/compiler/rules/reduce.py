@@ -9,7 +9,8 @@ from typing import Any
 from stepnet.errors import Unsupported
 
 from .builder import Builder, Ref, rule, rules
-from .shape import feature_dim, slice_feature, swapped
+from .known_parts import slice_feature
+from .shape import feature_dim, swapped
 
 
 def _reduce(

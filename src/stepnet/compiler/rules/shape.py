@@ -11,6 +11,7 @@ from stepnet.ir.graph import Kind
 
 from . import joined_rows
 from .builder import Builder, Fold, Ref, rule
+from .known_parts import slice_feature
 
 
 @rule("view", "reshape", "_unsafe_view", "_reshape_copy", "view_copy")
@@ -109,16 +110,6 @@ def feature_dim(b: Builder, x: Ref, dim: int) -> int:
 def _squeeze(b: Builder, x: Ref, *dims: Any) -> Any:
     at, _, shape = b.shown()
     return b.result(b.reshape(x.name, b.values[x.name].shape[: x.fold] + shape), at, x.fold)
-
-
-def slice_feature(b: Builder, name: str, dim: int, start: int, end: int, step: int = 1) -> str:
-    """Part of a row value along one of its dimensions."""
-    value = b.values[name]
-    if start == 0 and end >= value.shape[dim] and step == 1:
-        return name
-    shape = list(value.shape)
-    shape[dim] = max(0, -(-(min(end, shape[dim]) - start) // step))
-    return b.emit("slice", (name,), shape, value.dtype, dim=dim, start=start, end=end, step=step)
 
 
 @rule("slice.Tensor", "slice_copy.Tensor")
