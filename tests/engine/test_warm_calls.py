@@ -245,6 +245,16 @@ def test_epochs_of_training_and_eval_are_warm_again_soon():
 
 
 @TOLD
+def test_a_step_whose_tensors_changed_at_each_call_is_warm_once_they_stay():
+    cell, x, h0 = Cell(), inputs(), torch.ones(B, H, dtype=D)
+    for call in range(40):
+        if call < 36:
+            swapped(cell)
+        recurrent(cell, x, h0, backend="eager")
+    assert unchanged_step(cell) is not None
+
+
+@TOLD
 def test_backward_from_an_initial_state_of_one_row_for_all_goes_by_places(monkeypatch):
     by_places, found = Direct.gradients, []
 

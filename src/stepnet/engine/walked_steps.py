@@ -38,14 +38,16 @@ class Found(NamedTuple):
 class _Step:
     """A step that was walked. Once two walks found the same, it is written down by what words one tells that
     nothing has changed; where something did, that is done again, after twice as many walks if it had answered
-    few calls: epochs of training and of `eval` change a module as a step that counts its calls does."""
+    few calls: epochs of training and of `eval` change a module as a step that counts its calls does. Of one
+    that reads other tensors at each call nothing is written down: they may stay later."""
 
-    __slots__ = ("_alike", "_pause", "alive", "answered", "boots", "found", "key")
+    __slots__ = ("_alike", "_pause", "_tensors", "alive", "answered", "boots", "found", "key")
 
     def __init__(self, alive: weakref.ref[Any]) -> None:
         self.alive = alive
         self.found: Found | None = None
         self.key: tuple[Any, ...] = ()
+        self._tensors: list[int] = []
         self.boots = False
         self._alike, self._pause = 0, _SURE
         self.answered = 0  # calls since it was written down
@@ -54,8 +56,10 @@ class _Step:
         self, step: Callable[..., Any], function: Callable[..., Any], given: Sequence[type], found: Reach
     ) -> None:
         """Another walk found this."""
-        self._alike = self._alike + 1 if found.key == self.key else 0
-        self.key, self.boots = found.key, begins_by_itself(function)
+        tensors = [*map(id, found.tensors)]
+        alike = found.key == self.key and (self.answered > 0 or tensors == self._tensors)
+        self._alike = self._alike + 1 if alike else 0
+        self.key, self._tensors, self.boots = found.key, tensors, begins_by_itself(function)
         if self._alike < self._pause:
             return
         self._alike = 0

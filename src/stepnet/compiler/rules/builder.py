@@ -245,10 +245,14 @@ class Builder:
 
     def is_full(self, name: str, number: float) -> bool:
         """True if a value is known to hold one number everywhere."""
+        return self.number_of(name) == number
+
+    def number_of(self, name: str) -> Any:
+        """The one number that a value is known to hold everywhere, if it is."""
         node = self._made.get(name)
         while node is not None and node.op in ("reshape", "permute", "expand", "slice", "flip", "copy"):
             node = self._made.get(node.inputs[0])
-        return node is not None and node.op == "full" and node.attr("value") == number
+        return node.attr("value") if node is not None and node.op == "full" else None
 
     def full(self, number: Any, shape: Sequence[int], dtype: str, kind: Kind = "shared") -> str:
         """A value that holds one number."""

@@ -233,7 +233,8 @@ def _alone(b: Builder, x: Pair, made: Callable[[], Any]) -> Any:
 def _conjugate(b: Builder, x: Pair) -> Pair:
     if b.is_full(x.im.name, 0):  # known to be one number it stays
         value = b.values[x.im.name]
-        return Pair(x.re, Ref(b.full(-0.0, value.shape, value.dtype, value.kind), x.im.bdim, x.im.fold))
+        zero = b.full(-float(b.number_of(x.im.name)), value.shape, value.dtype, value.kind)
+        return Pair(x.re, Ref(zero, x.im.bdim, x.im.fold))
     return Pair(x.re, Ref(b.like(x.im.name, "neg", x.im.name), x.im.bdim, x.im.fold))
 
 

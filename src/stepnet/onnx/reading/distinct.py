@@ -8,14 +8,9 @@ from torch import Tensor
 
 from stepnet.file_model import distinct
 
-from .info import Info, Run, op
+from .info import of_inputs
 
 
-@op("Unique")
-def _unique(node: Info) -> Run:
-    axis, in_order = node.get("axis"), bool(node.get("sorted", 1))
-
-    def unique(x: Tensor) -> tuple[Any, ...]:
-        return distinct(x, axis, in_order)
-
-    return unique
+@of_inputs("Unique")
+def _unique(x: Tensor, *, axis: Any = None, sorted: bool = True) -> tuple[Any, ...]:
+    return distinct(x, axis, sorted)

@@ -13,7 +13,7 @@ from torch.nn import functional as F
 from stepnet.data.dtypes import dtype_name
 from stepnet.file_model import UNSIGNED, quotient, same_types, sign, widened
 
-from .info import Info, Misfit, Run, dtype_of, op
+from .info import Info, Misfit, Run, dtype_of, functions, of_inputs, op, with_said
 
 UNARY: dict[str, Callable[[Tensor], Tensor]] = {
     "Abs": torch.abs, "Acos": torch.acos, "Acosh": torch.acosh, "Asin": torch.asin, "Asinh": torch.asinh,
@@ -50,15 +50,8 @@ def _on_numbers(function: Callable[..., Tensor]) -> Callable[..., Tensor]:
     return run
 
 
-@op(*UNARY)
-def _unary(node: Info) -> Run:
-    function = UNARY[node.node.op_type]
-    return _on_numbers(function) if node.node.op_type == "BitwiseNot" else function
-
-
-@op(*BINARY, inputs=(2, 2))
-def _binary(node: Info) -> Run:
-    return _on_numbers(BINARY[node.node.op_type])
+functions((1, 1), UNARY | {"BitwiseNot": _on_numbers(torch.bitwise_not)})
+functions((2, 2), {name: _on_numbers(function) for name, function in BINARY.items()})
 
 
 @op(*MANY, inputs=(1, 2**16))
@@ -67,19 +60,15 @@ def _many(node: Info) -> Run:
     return _on_numbers(lambda *xs: functools.reduce(function, xs))
 
 
-@op("Mean", inputs=(1, 2**16))
-def _mean(node: Info) -> Run:
-    return lambda *xs: functools.reduce(torch.add, xs) / len(xs)
-
-
-@op("Div", inputs=(2, 2))
-def _div(node: Info) -> Run:
-    return _on_numbers(lambda x, y: x / y if x.is_floating_point() else quotient(x, y))
-
-
-@op("Pow", inputs=(2, 2))
-def _pow(node: Info) -> Run:
-    return lambda x, y: torch.pow(x, y).to(x.dtype)
+functions(
+    (2, 2),
+    {
+        "Div": _on_numbers(lambda x, y: x / y if x.is_floating_point() else quotient(x, y)),
+        "Pow": lambda x, y: torch.pow(x, y).to(x.dtype),
+    },
+)
+functions((1, 2**16), {"Mean": lambda *xs: functools.reduce(torch.add, xs) / len(xs)})
+functions((3, 3), {"Where": lambda condition, x, y: torch.where(condition.bool(), x, y)})
 
 
 @op("Mod", inputs=(2, 2))
@@ -91,11 +80,6 @@ def _mod(node: Info) -> Run:
 def _shift(node: Info) -> Run:
     left = node.get("direction", "LEFT") == "LEFT"
     return _on_numbers(torch.bitwise_left_shift if left else torch.bitwise_right_shift)
-
-
-@op("Where", inputs=(3, 3))
-def _where(node: Info) -> Run:
-    return lambda condition, x, y: torch.where(condition.bool(), x, y)
 
 
 @op("Clip", inputs=(1, 3))
@@ -152,17 +136,34 @@ def _cast_like(node: Info) -> Run:
     return lambda x, like: to(x, like.dtype)
 
 
-@op("IsInf")
-def _isinf(node: Info) -> Run:
-    negative, positive = node.get("detect_negative", 1), node.get("detect_positive", 1)
-    return lambda x: (
-        (x.isneginf() if negative else x < -x.abs()) | (x.isposinf() if positive else x > x.abs())
-    )
+@of_inputs("IsInf")
+def _isinf(x: Tensor, *, detect_negative: int = 1, detect_positive: int = 1) -> Tensor:
+    below = x.isneginf() if detect_negative else x < -x.abs()
+    return below | (x.isposinf() if detect_positive else x > x.abs())
 
 
-@op("Elu", "Celu", "LeakyRelu", "ThresholdedRelu", "HardSigmoid", "Selu", "Gelu", "Swish", "Shrink")
-def _with_numbers(node: Info) -> Run:
-    return activation(node.node.op_type, node.get)
+def _shrink(x: Tensor, *, bias: float = 0.0, lambd: float = 0.5) -> Tensor:
+    inner = torch.where(x > lambd, x - bias, torch.zeros_like(x))
+    return torch.where(x < -lambd, x + bias, inner)
+
+
+_ALPHA, _GAMMA = 1.67326319217681884765625, 1.05070102214813232421875
+_NUMBERED: dict[str, Run] = {
+    "Elu": lambda x, *, alpha=1.0: F.elu(x, alpha),
+    "Celu": lambda x, *, alpha=1.0: F.celu(x, alpha),
+    "LeakyRelu": lambda x, *, alpha=0.01: F.leaky_relu(x, alpha),
+    "ThresholdedRelu": lambda x, *, alpha=1.0: torch.where(x > alpha, x, torch.zeros_like(x)),
+    "HardSigmoid": lambda x, *, alpha=0.2, beta=0.5: torch.clamp(alpha * x + beta, 0, 1),
+    "Selu": lambda x, *, alpha=_ALPHA, gamma=_GAMMA: gamma * F.elu(x, alpha),
+    "Gelu": lambda x, *, approximate="none": F.gelu(x, approximate=approximate),
+    "Swish": lambda x, *, alpha=1.0: x * torch.sigmoid(alpha * x),
+    "Shrink": _shrink,
+}  # fmt: skip
+functions((1, 1), _NUMBERED)
+_ACTIVATIONS = _NUMBERED | {
+    "Affine": lambda x, *, alpha=1.0, beta=0.0: alpha * x + beta,
+    "ScaledTanh": lambda x, *, alpha=1.0, beta=1.0: alpha * torch.tanh(beta * x),
+}
 
 
 def activation(name: str, get: Callable[[str, Any], Any]) -> Callable[[Tensor], Tensor]:
@@ -174,56 +175,9 @@ def activation(name: str, get: Callable[[str, Any], Any]) -> Callable[[Tensor], 
     plain = UNARY.get(name)
     if plain is not None:
         return plain
-    kinds: dict[str, Callable[[], Callable[[Tensor], Tensor]]] = {
-        "Affine": lambda: _affine(get("alpha", 1.0), get("beta", 0.0)),
-        "Celu": lambda: functools.partial(F.celu, alpha=get("alpha", 1.0)),
-        "Elu": lambda: functools.partial(F.elu, alpha=get("alpha", 1.0)),
-        "Gelu": lambda: functools.partial(F.gelu, approximate=get("approximate", "none")),
-        "HardSigmoid": lambda: _hard_sigmoid(get("alpha", 0.2), get("beta", 0.5)),
-        "LeakyRelu": lambda: functools.partial(F.leaky_relu, negative_slope=get("alpha", 0.01)),
-        "ScaledTanh": lambda: _scaled_tanh(get("alpha", 1.0), get("beta", 1.0)),
-        "Selu": lambda: _selu(
-            get("alpha", 1.67326319217681884765625), get("gamma", 1.05070102214813232421875)
-        ),
-        "Shrink": lambda: _shrink(get("bias", 0.0), get("lambd", 0.5)),
-        "Swish": lambda: _swish(get("alpha", 1.0)),
-        "ThresholdedRelu": lambda: _thresholded(get("alpha", 1.0)),
-    }
-    if name not in kinds:
-        raise Misfit("no such activation", name, ", ".join(sorted(kinds)))
-    return kinds[name]()
-
-
-def _affine(alpha: float, beta: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: alpha * x + beta
-
-
-def _hard_sigmoid(alpha: float, beta: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.clamp(alpha * x + beta, 0, 1)
-
-
-def _scaled_tanh(alpha: float, beta: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: alpha * torch.tanh(beta * x)
-
-
-def _selu(alpha: float, gamma: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: gamma * F.elu(x, alpha)
-
-
-def _shrink(bias: float, threshold: float) -> Callable[[Tensor], Tensor]:
-    def shrink(x: Tensor) -> Tensor:
-        inner = torch.where(x > threshold, x - bias, torch.zeros_like(x))
-        return torch.where(x < -threshold, x + bias, inner)
-
-    return shrink
-
-
-def _swish(alpha: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: x * torch.sigmoid(alpha * x)
-
-
-def _thresholded(alpha: float) -> Callable[[Tensor], Tensor]:
-    return lambda x: torch.where(x > alpha, x, torch.zeros_like(x))
+    if name not in _ACTIVATIONS:
+        raise Misfit("no such activation", name, ", ".join(sorted(_ACTIVATIONS)))
+    return with_said(_ACTIVATIONS[name], get)
 
 
 @op("Dropout", inputs=(1, 3))

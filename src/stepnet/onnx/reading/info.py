@@ -2,7 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection, Sequence
+import functools
+from collections.abc import Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path, PurePosixPath
 from typing import Any
@@ -113,6 +114,11 @@ class Info:
             return got
 
         return run
+
+    @property
+    def kind(self) -> str:
+        """The name of its operator."""
+        return self.node.op_type
 
     @property
     def count(self) -> int:
@@ -260,6 +266,42 @@ def op(*names: str, inputs: tuple[int, int] = (1, 1)) -> Callable[[Make], Make]:
         return make
 
     return register
+
+
+def of_inputs(*names: str, inputs: tuple[int, int] = (1, 1)) -> Callable[[Run], Run]:
+    """Put a function of the inputs into the table. What it takes by name is an attribute if it has a default,
+    which of one that says yes or no is a truth value, and else what is known of the node."""
+
+    def register(run: Run) -> Run:
+        op(*names, inputs=inputs)(lambda node: with_said(run, functools.partial(_said, node)))
+        return run
+
+    return register
+
+
+def with_said(run: Run, said: Callable[[str, Any], Any]) -> Run:
+    """A function with what is `said` for each name that it takes, and its default."""
+    code = getattr(run, "__code__", None)
+    if code is None or not code.co_kwonlyargcount:  # torch's own among them
+        return run
+    names = code.co_varnames[code.co_argcount :][: code.co_kwonlyargcount]
+    defaults = run.__kwdefaults__ or {}
+    return functools.partial(run, **{name: said(name, defaults.get(name, _KNOWN)) for name in names})
+
+
+_KNOWN = object()
+
+
+def _said(node: Info, name: str, default: Any) -> Any:
+    if default is _KNOWN:
+        return getattr(node, name)
+    return bool(node.get(name, int(default))) if isinstance(default, bool) else node.get(name, default)
+
+
+def functions(inputs: tuple[int, int], named: Mapping[str, Run]) -> None:
+    """Put functions of the inputs into the table, as `of_inputs` does."""
+    for name, run in named.items():
+        of_inputs(name, inputs=inputs)(run)
 
 
 FITTING = "inputs and attributes that fit this operator, as ONNX defines it"

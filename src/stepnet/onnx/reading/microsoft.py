@@ -12,7 +12,7 @@ from stepnet.file_model import axis_in
 
 from .cells import Cell
 from .elementwise import activation
-from .info import Info, Misfit, Run, op
+from .info import Info, Misfit, Run, of_inputs, op
 from .spaces import each
 from .whole_numbers import in_bytes, rounded
 
@@ -79,39 +79,30 @@ def _of_many(node: Info) -> Run:
     return run
 
 
-@op("QGemm", inputs=(6, 9))
-def _gemm(node: Info) -> Run:
-    alpha, turn_a, turn_b = node.get("alpha", 1.0), node.get("transA", 0), node.get("transB", 0)
-
-    def run(
-        a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
-        c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        if a.dim() != 2 or b.dim() != 2:
-            raise Misfit("must be two matrices", f"{[*a.shape]} and {[*b.shape]}", "two dimensions of each")
-        one = torch.ones((), dtype=torch.float64)
-        a, b = (
-            _meant(x, one, by, 1)
-            for x, by in ((a.t() if turn_a else a, a_zero), (b.t() if turn_b else b, b_zero))
-        )
-        out = a @ b  # whole numbers: exact
-        out = (out if c is None else out + c.double()) * (alpha * a_scale.double() * b_scale.double())
-        return out.float() if scale is None else _said(out, scale, zero)
-
-    return run
+@of_inputs("QGemm", inputs=(6, 9))
+def _gemm(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor,
+    c: Tensor | None = None, scale: Tensor | None = None, zero: Tensor | None = None, *, alpha: float = 1.0,
+    transA: int = 0, transB: int = 0,
+) -> Tensor:  # fmt: skip
+    if a.dim() != 2 or b.dim() != 2:
+        raise Misfit("must be two matrices", f"{[*a.shape]} and {[*b.shape]}", "two dimensions of each")
+    one = torch.ones((), dtype=torch.float64)
+    a, b = (
+        _meant(x, one, by, 1)
+        for x, by in ((a.t() if transA else a, a_zero), (b.t() if transB else b, b_zero))
+    )
+    out = a @ b  # whole numbers: exact
+    out = (out if c is None else out + c.double()) * (alpha * a_scale.double() * b_scale.double())
+    return out.float() if scale is None else _said(out, scale, zero)
 
 
-@op("QLinearConcat", inputs=(5, 2**16))
-def _concat(node: Info) -> Run:
-    axis = node.get("axis", 0)
-
-    def run(scale: Tensor, zero: Tensor, *given: Tensor) -> Tensor:
-        if len(given) % 3:
-            raise Misfit("must have a tensor, a scale and a zero point of each part", len(given))
-        parts = [_meant(given[k], given[k + 1], given[k + 2]) for k in range(0, len(given), 3)]
-        return _said(torch.cat(parts, axis_in(axis, parts[0].dim())), scale, zero)
-
-    return run
+@of_inputs("QLinearConcat", inputs=(5, 2**16))
+def _concat(scale: Tensor, zero: Tensor, *given: Tensor, axis: int = 0) -> Tensor:
+    if len(given) % 3:
+        raise Misfit("must have a tensor, a scale and a zero point of each part", len(given))
+    parts = [_meant(given[k], given[k + 1], given[k + 2]) for k in range(0, len(given), 3)]
+    return _said(torch.cat(parts, axis_in(axis, parts[0].dim())), scale, zero)
 
 
 def quantised(x: Tensor, dim: int | None = None) -> Tensor:
@@ -126,25 +117,19 @@ def _product(a: Tensor, b: Tensor, bias: Tensor | None) -> Tensor:
     return out if bias is None else out + bias
 
 
-@op("DynamicQuantizeMatMul", inputs=(3, 5))
-def _quantising_matmul(node: Info) -> Run:
-    def run(
-        a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None = None, bias: Tensor | None = None
-    ) -> Tensor:
-        return _product(quantised(a) if a.numel() else a, _meant(b, scale, zero), bias)
-
-    return run
+@of_inputs("DynamicQuantizeMatMul", inputs=(3, 5))
+def _quantising_matmul(
+    a: Tensor, b: Tensor, scale: Tensor, zero: Tensor | None = None, bias: Tensor | None = None
+) -> Tensor:
+    return _product(quantised(a) if a.numel() else a, _meant(b, scale, zero), bias)
 
 
-@op("MatMulIntegerToFloat", inputs=(4, 7))
-def _matmul_to_float(node: Info) -> Run:
-    def run(
-        a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
-        b_zero: Tensor | None = None, bias: Tensor | None = None,
-    ) -> Tensor:  # fmt: skip
-        return _product(_meant(a, a_scale, a_zero, -2), _meant(b, b_scale, b_zero), bias)
-
-    return run
+@of_inputs("MatMulIntegerToFloat", inputs=(4, 7))
+def _matmul_to_float(
+    a: Tensor, b: Tensor, a_scale: Tensor, b_scale: Tensor, a_zero: Tensor | None = None,
+    b_zero: Tensor | None = None, bias: Tensor | None = None,
+) -> Tensor:  # fmt: skip
+    return _product(_meant(a, a_scale, a_zero, -2), _meant(b, b_scale, b_zero), bias)
 
 
 @op("DynamicQuantizeLSTM", inputs=(12, 12))

@@ -10,7 +10,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from .elementwise import activation
-from .info import Info, Misfit, Run, op
+from .info import Info, Misfit, Run, of_inputs, op
 from .sums import by_root, convolution, gemm
 
 FUSED = frozenset((
@@ -19,16 +19,14 @@ FUSED = frozenset((
 ))  # fmt: skip
 
 
-@op("BiasGelu", "FastGelu", inputs=(1, 2))
-def _gelu(node: Info) -> Run:
-    approximate = "tanh" if node.node.op_type == "FastGelu" else "none"
-    return lambda x, bias=None: F.gelu(x if bias is None else x + bias, approximate=approximate)
+@of_inputs("BiasGelu", "FastGelu", inputs=(1, 2))
+def _gelu(x: Tensor, bias: Tensor | None = None, *, kind: str) -> Tensor:
+    return F.gelu(x if bias is None else x + bias, approximate="tanh" if kind == "FastGelu" else "none")
 
 
-@op("QuickGelu")
-def _quick_gelu(node: Info) -> Run:
-    alpha = node.get("alpha", 1.702)
-    return lambda x: x * torch.sigmoid(alpha * x)
+@of_inputs("QuickGelu")
+def _quick_gelu(x: Tensor, *, alpha: float = 1.702) -> Tensor:
+    return x * torch.sigmoid(alpha * x)
 
 
 @op("FusedMatMul", inputs=(2, 2))

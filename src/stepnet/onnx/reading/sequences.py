@@ -14,7 +14,7 @@ from stepnet.export.open_sizes import Sizes, plain
 from stepnet.file_model import axis_in, by_data, same_types, slices
 from stepnet.watchers import instead
 
-from .info import Info, Misfit, Run, dtype_of, given, op
+from .info import Info, Misfit, Run, dtype_of, functions, given, of_inputs, op
 from .tables import is_table
 
 
@@ -99,13 +99,10 @@ def _empty(node: Info) -> Run:
     return list
 
 
-@op("SequenceConstruct", inputs=(1, 2**16))
-def _construct(node: Info) -> Run:
-    def construct(*xs: Any) -> list[Any]:
-        same_types([plain(x) for x in xs if not isinstance(x, list)])
-        return list(xs)
-
-    return construct
+@of_inputs("SequenceConstruct", inputs=(1, 2**16))
+def _construct(*xs: Any) -> list[Any]:
+    same_types([plain(x) for x in xs if not isinstance(x, list)])
+    return list(xs)
 
 
 @op("SequenceAt", inputs=(2, 2))
@@ -280,21 +277,14 @@ def _together(xs: Parts, axis: int, new: int) -> Tensor:
     return xs.whole
 
 
-@op("Optional", inputs=(0, 1))
-def _optional(node: Info) -> Run:
-    return lambda x=None: x
+functions(
+    (0, 1),
+    {"Optional": lambda x=None: x, "OptionalHasElement": lambda x=None: torch.tensor(x is not None)},
+)
 
 
-@op("OptionalHasElement", inputs=(0, 1))
-def _has_element(node: Info) -> Run:
-    return lambda x=None: torch.tensor(x is not None)
-
-
-@op("OptionalGetElement")
-def _get_element(node: Info) -> Run:
-    def get(x: Any) -> Any:
-        if x is None:
-            raise Misfit("the optional value is not there", "nothing", "a value")
-        return x
-
-    return get
+@of_inputs("OptionalGetElement")
+def _get_element(x: Any) -> Any:
+    if x is None:
+        raise Misfit("the optional value is not there", "nothing", "a value")
+    return x

@@ -27,7 +27,7 @@ from stepnet.file_model import (
     together,
 )
 
-from .info import Info, Misfit, Run, check_size, dtype_of, op, tensor_of
+from .info import Info, Misfit, Run, check_size, dtype_of, of_inputs, op, tensor_of
 
 
 @op("Reshape", inputs=(1, 2))
@@ -47,21 +47,15 @@ def _reshape(node: Info) -> Run:
     return reshape
 
 
-@op("Flatten")
-def _flatten(node: Info) -> Run:
-    axis = node.get("axis", 1)
-
-    def flatten(x: Tensor) -> Tensor:
-        at = axis if axis >= 0 else x.dim() + axis
-        return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
-
-    return flatten
+@of_inputs("Flatten")
+def _flatten(x: Tensor, *, axis: int = 1) -> Tensor:
+    at = axis if axis >= 0 else x.dim() + axis
+    return x.reshape(math.prod(x.shape[:at]), math.prod(x.shape[at:]))
 
 
-@op("Transpose")
-def _transpose(node: Info) -> Run:
-    order = node.get("perm")
-    return lambda x: x.permute(order if order is not None else list(range(x.dim()))[::-1])
+@of_inputs("Transpose")
+def _transpose(x: Tensor, *, perm: Any = None) -> Tensor:
+    return x.permute(perm if perm is not None else list(range(x.dim()))[::-1])
 
 
 @op("Squeeze", inputs=(1, 2))
@@ -99,16 +93,11 @@ def _unsqueeze(node: Info) -> Run:
     return unsqueeze
 
 
-@op("Concat", inputs=(1, 2**16))
-def _concat(node: Info) -> Run:
-    axis = node.get("axis", 0)
-
-    def concat(*xs: Tensor) -> Tensor:
-        if any(x.dim() != xs[0].dim() for x in xs):  # torch would pass over some of one axis
-            raise Misfit("all inputs must have as many axes", [list(x.shape) for x in xs])
-        return torch.cat(xs, axis_in(axis, xs[0].dim()))
-
-    return concat
+@of_inputs("Concat", inputs=(1, 2**16))
+def _concat(*xs: Tensor, axis: int = 0) -> Tensor:
+    if any(x.dim() != xs[0].dim() for x in xs):  # torch would pass over some of one axis
+        raise Misfit("all inputs must have as many axes", [list(x.shape) for x in xs])
+    return torch.cat(xs, axis_in(axis, xs[0].dim()))
 
 
 @op("Split", inputs=(1, 2))
@@ -154,17 +143,14 @@ def _gather(node: Info) -> Run:
     return lambda x, index: gather(x, index, axis)
 
 
-@op("GatherElements", inputs=(2, 2))
-def _gather_elements(node: Info) -> Run:
-    axis = node.get("axis", 0)
-    return lambda x, index: gather_elements(x, index, axis)
+@of_inputs("GatherElements", inputs=(2, 2))
+def _gather_elements(x: Tensor, index: Tensor, *, axis: int = 0) -> Tensor:
+    return gather_elements(x, index, axis)
 
 
-@op("GatherND", inputs=(2, 2))
-def _gather_nd(node: Info) -> Run:
-    batch = node.get("batch_dims", 0)
-
-    return lambda x, index: gather_nd(x, index, batch)
+@of_inputs("GatherND", inputs=(2, 2))
+def _gather_nd(x: Tensor, index: Tensor, *, batch_dims: int = 0) -> Tensor:
+    return gather_nd(x, index, batch_dims)
 
 
 _REDUCTIONS = {"none": "none", "add": "sum", "mul": "prod", "max": "max", "min": "min"}
@@ -297,15 +283,10 @@ def _every_place(x: Tensor) -> Tensor:
     return torch.stack([grid.reshape(-1) for grid in grids]) if grids else x.nonzero().t()
 
 
-@op("Compress", inputs=(2, 2))
-def _compress(node: Info) -> Run:
-    axis = node.get("axis")
-
-    def compress(x: Tensor, condition: Tensor) -> Tensor:
-        x = x.reshape(-1) if axis is None else x
-        return x.index_select(axis or 0, condition.nonzero()[:, 0])
-
-    return compress
+@of_inputs("Compress", inputs=(2, 2))
+def _compress(x: Tensor, condition: Tensor, *, axis: Any = None) -> Tensor:
+    x = x.reshape(-1) if axis is None else x
+    return x.index_select(axis or 0, condition.nonzero()[:, 0])
 
 
 @op("EyeLike")
@@ -322,24 +303,20 @@ def _eye_like(node: Info) -> Run:
     return eye
 
 
-@op("ReverseSequence", inputs=(2, 2))
-def _reverse_sequence(node: Info) -> Run:
-    time, batch = node.get("time_axis", 0), node.get("batch_axis", 1)
-    return lambda x, lengths: reversed_within(x, lengths, batch, time)
+@of_inputs("ReverseSequence", inputs=(2, 2))
+def _reverse_sequence(x: Tensor, lengths: Tensor, *, time_axis: int = 0, batch_axis: int = 1) -> Tensor:
+    return reversed_within(x, lengths, batch_axis, time_axis)
 
 
-@op("TensorScatter", inputs=(2, 3))
-def _write_on(node: Info) -> Run:
-    axis, circular = node.get("axis", -2), node.get("mode", "linear") == "circular"
-
-    def write_on(table: Tensor, update: Tensor, begins: Tensor | None = None) -> Tensor:
-        at = axis_in(axis, table.dim())
-        if not at:
-            raise Misfit("writes along the axis of the batch", axis)
-        begin = torch.zeros(len(table), dtype=torch.int64) if begins is None else begins
-        places = begin[:, None] + torch.arange(update.shape[at])
-        places = places % table.shape[at] if circular else places
-        shape = [size if k in (0, at) else 1 for k, size in enumerate(update.shape)]
-        return table.scatter(at, places.reshape(shape).expand(update.shape), update)
-
-    return write_on
+@of_inputs("TensorScatter", inputs=(2, 3))
+def _write_on(
+    table: Tensor, update: Tensor, begins: Tensor | None = None, *, axis: int = -2, mode: str = "linear"
+) -> Tensor:
+    at = axis_in(axis, table.dim())
+    if not at:
+        raise Misfit("writes along the axis of the batch", axis)
+    begin = torch.zeros(len(table), dtype=torch.int64) if begins is None else begins
+    places = begin[:, None] + torch.arange(update.shape[at])
+    places = places % table.shape[at] if mode == "circular" else places
+    shape = [size if k in (0, at) else 1 for k, size in enumerate(update.shape)]
+    return table.scatter(at, places.reshape(shape).expand(update.shape), update)

@@ -11,7 +11,7 @@ from torch.nn import functional as F
 from stepnet.file_model import Misfit, Window, axis_in, blocks, max_places, max_pool, mean_pool, transposed
 
 from .elementwise import cast
-from .info import Info, Run, dtype_of, op
+from .info import Info, Run, dtype_of, functions, of_inputs, op
 
 
 def _window(node: Info) -> Window:
@@ -65,11 +65,6 @@ def _lp_pool(node: Info) -> Run:
     return pool
 
 
-@op("GlobalMaxPool")
-def _global_max(node: Info) -> Run:
-    return lambda x: x.amax(tuple(range(2, x.dim())), True)
-
-
 @op("ConvTranspose", inputs=(2, 3))
 def _transposed(node: Info) -> Run:
     strides, dilations, pads = node.get("strides"), node.get("dilations"), node.get("pads")
@@ -91,22 +86,16 @@ def _transposed(node: Info) -> Run:
     return conv
 
 
-@op("LRN")
-def _lrn(node: Info) -> Run:
-    size, alpha = node.get("size", 1), node.get("alpha", 0.0001)
-    beta, bias = node.get("beta", 0.75), node.get("bias", 1.0)
-    before, after = (size - 1) // 2, size // 2
-
-    def lrn(x: Tensor) -> Tensor:
-        squares = F.pad((x * x).movedim(1, -1), [before, after]).unfold(-1, size, 1).sum(-1).movedim(-1, 1)
-        return x / (bias + alpha / size * squares) ** beta
-
-    return lrn
+@of_inputs("LRN")
+def _lrn(x: Tensor, *, size: int = 1, alpha: float = 0.0001, beta: float = 0.75, bias: float = 1.0) -> Tensor:
+    around = [(size - 1) // 2, size // 2]
+    squares = F.pad((x * x).movedim(1, -1), around).unfold(-1, size, 1).sum(-1).movedim(-1, 1)
+    return x / (bias + alpha / size * squares) ** beta
 
 
-@op("Det")
-def _det(node: Info) -> Run:
-    return torch.linalg.det
+functions(
+    (1, 1), {"GlobalMaxPool": lambda x: x.amax(tuple(range(2, x.dim())), True), "Det": torch.linalg.det}
+)
 
 
 def each(part: Tensor, x: Tensor, axis: int, block: int = 0) -> Tensor:
@@ -161,26 +150,11 @@ def _quantize(node: Info) -> Run:
     return quantize
 
 
-@op("DepthToSpace")
-def _depth_to_space(node: Info) -> Run:
-    k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
-
-    def depth_to_space(x: Tensor) -> Tensor:
-        _check_blocks(x, k, channels=True)
-        return blocks.depth_to_space(x, k, blocks_first)
-
-    return depth_to_space
-
-
-@op("SpaceToDepth")
-def _space_to_depth(node: Info) -> Run:
-    k, blocks_first = node.get("blocksize", 1), node.get("mode", "DCR") == "DCR"
-
-    def space_to_depth(x: Tensor) -> Tensor:
-        _check_blocks(x, k, channels=False)
-        return blocks.space_to_depth(x, k, blocks_first)
-
-    return space_to_depth
+@of_inputs("DepthToSpace", "SpaceToDepth")
+def _blocks(x: Tensor, *, blocksize: int = 1, mode: str = "DCR", kind: str) -> Tensor:
+    to_space = kind == "DepthToSpace"
+    _check_blocks(x, blocksize, channels=to_space)
+    return (blocks.depth_to_space if to_space else blocks.space_to_depth)(x, blocksize, mode == "DCR")
 
 
 def _check_blocks(x: Tensor, k: int, *, channels: bool) -> None:

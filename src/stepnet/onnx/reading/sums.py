@@ -21,7 +21,7 @@ from stepnet.file_model import (
     widened,
 )
 
-from .info import Info, Misfit, Run, op
+from .info import Info, Misfit, Run, functions, of_inputs, op
 
 Axes = list[int]
 REDUCTIONS: dict[str, Callable[[Tensor, Axes, bool], Tensor]] = {
@@ -63,17 +63,13 @@ def _reduction(node: Info) -> Run:
     return run
 
 
-@op("ArgMax", "ArgMin")
-def _arg(node: Info) -> Run:
-    axis, keep = node.get("axis", 0), bool(node.get("keepdims", 1))
-    last, best = node.get("select_last_index", 0), node.node.op_type == "ArgMax"
-
-    def arg(x: Tensor) -> Tensor:
-        y = x.flip(axis) if last else x
-        found = y.argmax(axis, keep) if best else y.argmin(axis, keep)
-        return x.shape[axis] - 1 - found if last else found
-
-    return arg
+@of_inputs("ArgMax", "ArgMin")
+def _arg(
+    x: Tensor, *, axis: int = 0, keepdims: bool = True, select_last_index: bool = False, kind: str
+) -> Tensor:
+    y = x.flip(axis) if select_last_index else x
+    found = y.argmax(axis, keepdims) if kind == "ArgMax" else y.argmin(axis, keepdims)
+    return x.shape[axis] - 1 - found if select_last_index else found
 
 
 @op("Softmax", "LogSoftmax", "Hardmax")
@@ -113,9 +109,7 @@ def _topk(node: Info) -> Run:
     return topk
 
 
-@op("MatMul", inputs=(2, 2))
-def _matmul(node: Info) -> Run:
-    return torch.matmul
+functions((2, 2), {"MatMul": torch.matmul})
 
 
 @op("Gemm", inputs=(2, 3))
@@ -135,10 +129,9 @@ def gemm(node: Info) -> Run:
     return run
 
 
-@op("Einsum", inputs=(1, 2**16))
-def _einsum(node: Info) -> Run:
-    equation = node.get("equation", "")
-    return lambda *xs: torch.einsum(equation, *xs)
+@of_inputs("Einsum", inputs=(1, 2**16))
+def _einsum(*xs: Tensor, equation: str = "") -> Tensor:
+    return torch.einsum(equation, *xs)
 
 
 @op("Conv", inputs=(2, 3))
@@ -217,25 +210,19 @@ def _as_wide_as(x: Tensor, made: Tensor) -> Tensor:
     return made
 
 
-@op("LayerNormalization", inputs=(2, 3))
-def _layer_norm(node: Info) -> Run:
-    axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
-
-    def norm(x: Tensor, scale: Tensor, bias: Tensor | None = None) -> Any:
-        along = list(range(axis_in(axis, x.dim()), x.dim()))
-        if (
-            node.count == 1
-            and scale.shape == x.shape[along[0] :]
-            and (bias is None or bias.shape == scale.shape)
-        ):
-            return F.layer_norm(x, scale.shape, scale, bias, eps)
-        mean = x.mean(along, True)
-        inverse = ((x - mean).square().mean(along, True) + eps).rsqrt()
-        y = (x - mean) * inverse * scale
-        y = _as_wide_as(x, y if bias is None else y + bias)
-        return (y, mean, inverse)[: node.count] if node.count > 1 else y
-
-    return norm
+@of_inputs("LayerNormalization", inputs=(2, 3))
+def _layer_norm(
+    x: Tensor, scale: Tensor, bias: Tensor | None = None, *, axis: int = -1, epsilon: float = 1e-05,
+    count: int,
+) -> Any:  # fmt: skip
+    along = list(range(axis_in(axis, x.dim()), x.dim()))
+    if count == 1 and scale.shape == x.shape[along[0] :] and (bias is None or bias.shape == scale.shape):
+        return F.layer_norm(x, scale.shape, scale, bias, epsilon)
+    mean = x.mean(along, True)
+    inverse = ((x - mean).square().mean(along, True) + epsilon).rsqrt()
+    y = (x - mean) * inverse * scale
+    y = _as_wide_as(x, y if bias is None else y + bias)
+    return (y, mean, inverse)[:count] if count > 1 else y
 
 
 def by_root(x: Tensor, along: list[int], eps: float) -> Tensor:
@@ -243,67 +230,46 @@ def by_root(x: Tensor, along: list[int], eps: float) -> Tensor:
     return x * (x.square().mean(along, True) + eps).rsqrt()
 
 
-@op("RMSNormalization", "SimplifiedLayerNormalization", inputs=(2, 2))
-def _rms_norm(node: Info) -> Run:
-    axis, eps = node.get("axis", -1), node.get("epsilon", 1e-5)
-
-    def norm(x: Tensor, scale: Tensor) -> Tensor:
-        along = list(range(axis_in(axis, x.dim()), x.dim()))
-        return _as_wide_as(x, by_root(x, along, eps) * scale)
-
-    return norm
+@of_inputs("RMSNormalization", "SimplifiedLayerNormalization", inputs=(2, 2))
+def _rms_norm(x: Tensor, scale: Tensor, *, axis: int = -1, epsilon: float = 1e-05) -> Tensor:
+    along = list(range(axis_in(axis, x.dim()), x.dim()))
+    return _as_wide_as(x, by_root(x, along, epsilon) * scale)
 
 
-@op("BatchNormalization", inputs=(5, 5))
-def _batch_norm(node: Info) -> Run:
-    eps, momentum = node.get("epsilon", 1e-5), node.get("momentum", 0.9)
-    training = node.get("training_mode", 0)
-
-    def norm(x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor) -> Any:
-        if not training:
-            if torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
-                each = (-1, *(1,) * (x.dim() - 2))  # torch's own has no gradients by these
-                by = scale * (var + eps).rsqrt()
-                return x * by.reshape(each) + (bias - mean * by).reshape(each)
-            return F.batch_norm(x, mean, var, scale, bias, eps=eps)
-        along = [k for k in range(x.dim()) if k != 1]
-        now = x.mean(along), x.var(along, correction=0)
-        running = (a.lerp(b.to(a.dtype), 1 - momentum) for a, b in zip((mean, var), now, strict=True))
-        return (F.batch_norm(x, *now, scale, bias, eps=eps), *running)[: node.count]
-
-    return norm
+@of_inputs("BatchNormalization", inputs=(5, 5))
+def _batch_norm(
+    x: Tensor, scale: Tensor, bias: Tensor, mean: Tensor, var: Tensor, *, epsilon: float = 1e-05,
+    momentum: float = 0.9, training_mode: int = 0, count: int,
+) -> Any:  # fmt: skip
+    if not training_mode:
+        if torch.is_grad_enabled() and (mean.requires_grad or var.requires_grad):
+            each = (-1, *(1,) * (x.dim() - 2))  # torch's own has no gradients by these
+            by = scale * (var + epsilon).rsqrt()
+            return x * by.reshape(each) + (bias - mean * by).reshape(each)
+        return F.batch_norm(x, mean, var, scale, bias, eps=epsilon)
+    along = [k for k in range(x.dim()) if k != 1]
+    now = x.mean(along), x.var(along, correction=0)
+    running = (a.lerp(b.to(a.dtype), 1 - momentum) for a, b in zip((mean, var), now, strict=True))
+    return (F.batch_norm(x, *now, scale, bias, eps=epsilon), *running)[:count]
 
 
-@op("InstanceNormalization", inputs=(3, 3))
-def _instance_norm(node: Info) -> Run:
-    eps = node.get("epsilon", 1e-5)
-
-    def norm(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        along = list(range(2, x.dim()))
-        scale, bias = (one.reshape(-1, *(1,) * len(along)) for one in (scale, bias))
-        centred = x - x.mean(along, True)
-        return centred * (centred.square().mean(along, True) + eps).rsqrt() * scale + bias
-
-    return norm
+@of_inputs("InstanceNormalization", inputs=(3, 3))
+def _instance_norm(x: Tensor, scale: Tensor, bias: Tensor, *, epsilon: float = 1e-05) -> Tensor:
+    along = list(range(2, x.dim()))
+    scale, bias = (one.reshape(-1, *(1,) * len(along)) for one in (scale, bias))
+    centred = x - x.mean(along, True)
+    return centred * (centred.square().mean(along, True) + epsilon).rsqrt() * scale + bias
 
 
-@op("GlobalAveragePool")
-def _average(node: Info) -> Run:
-    return lambda x: x.mean(tuple(range(2, x.dim())), True)
+functions((1, 1), {"GlobalAveragePool": lambda x: x.mean(tuple(range(2, x.dim())), True)})
 
 
-@op("GlobalLpPool")
-def _lp_pool(node: Info) -> Run:
-    p = node.get("p", 2)
-    return lambda x: x.norm(p, tuple(range(2, x.dim())), True)
+@of_inputs("GlobalLpPool")
+def _lp_pool(x: Tensor, *, p: int = 2) -> Tensor:
+    return x.norm(p, tuple(range(2, x.dim())), True)
 
 
-@op("LpNormalization")
-def _lp_norm(node: Info) -> Run:
-    axis, p = node.get("axis", -1), node.get("p", 2)
-
-    def norm(x: Tensor) -> Tensor:
-        size = x.norm(p, axis, True)
-        return torch.where(size == 0, torch.zeros_like(x), x / size)
-
-    return norm
+@of_inputs("LpNormalization")
+def _lp_norm(x: Tensor, *, axis: int = -1, p: int = 2) -> Tensor:
+    size = x.norm(p, axis, True)
+    return torch.where(size == 0, torch.zeros_like(x), x / size)

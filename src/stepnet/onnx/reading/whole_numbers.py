@@ -13,7 +13,7 @@ from stepnet.data.dtypes import dtype_name
 from stepnet.data.modes import traced, transforms_active
 from stepnet.file_model import stays
 
-from .info import Info, Misfit, Run, op
+from .info import Info, Misfit, Run, of_inputs, op
 from .spaces import each
 from .sums import convolution
 
@@ -90,12 +90,9 @@ def _signed(x: Tensor, zero: Tensor | None) -> tuple[Tensor, Tensor | None]:
     return (x ^ 128).view(torch.int8), zero
 
 
-@op("MatMulInteger", inputs=(2, 4))
-def _matmul(node: Info) -> Run:
-    def matmul(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
-        return _product(a, a_zero, b, b_zero).to(torch.int32)
-
-    return matmul
+@of_inputs("MatMulInteger", inputs=(2, 4))
+def _matmul(a: Tensor, b: Tensor, a_zero: Tensor | None = None, b_zero: Tensor | None = None) -> Tensor:
+    return _product(a, a_zero, b, b_zero).to(torch.int32)
 
 
 def in_bytes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
@@ -106,30 +103,24 @@ def in_bytes(low: Tensor, high: Tensor) -> tuple[Tensor, Tensor]:
     return scale, (-low / scale).round().clamp(0, 255)
 
 
-@op("DynamicQuantizeLinear")
-def _dynamic(node: Info) -> Run:
-    def quantize(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
-        if x.dtype is not torch.float32:
-            raise Misfit("of another type", dtype_name(x.dtype), "float32")
-        if not x.numel():
-            raise Misfit("there are no numbers to be quantised", [*x.shape], "one at least")
-        scale, zero = in_bytes(*torch.aminmax(x))
-        return (x / scale).round().add(zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
-
-    return quantize
+@of_inputs("DynamicQuantizeLinear")
+def _dynamic(x: Tensor) -> tuple[Tensor, Tensor, Tensor]:
+    if x.dtype is not torch.float32:
+        raise Misfit("of another type", dtype_name(x.dtype), "float32")
+    if not x.numel():
+        raise Misfit("there are no numbers to be quantised", [*x.shape], "one at least")
+    scale, zero = in_bytes(*torch.aminmax(x))
+    return (x / scale).round().add(zero).clamp(0, 255).to(torch.uint8), scale, zero.to(torch.uint8)
 
 
-@op("QLinearMatMul", inputs=(8, 8))
-def _scaled_matmul(node: Info) -> Run:
-    def matmul(
-        a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, scale: Tensor,
-        zero: Tensor,
-    ) -> Tensor:  # fmt: skip
-        out = _product(a, a_zero, b, b_zero)
-        scales = _along(a_scale, out, -2).double() * _along(b_scale, out, -1).double()
-        return rounded(out.double() * (scales / scale.double()), zero)
-
-    return matmul
+@of_inputs("QLinearMatMul", inputs=(8, 8))
+def _scaled_matmul(
+    a: Tensor, a_scale: Tensor, a_zero: Tensor, b: Tensor, b_scale: Tensor, b_zero: Tensor, scale: Tensor,
+    zero: Tensor,
+) -> Tensor:  # fmt: skip
+    out = _product(a, a_zero, b, b_zero)
+    scales = _along(a_scale, out, -2).double() * _along(b_scale, out, -1).double()
+    return rounded(out.double() * (scales / scale.double()), zero)
 
 
 def _exact_convolution(node: Info) -> Run:

@@ -14,7 +14,7 @@ from stepnet.file_model import sign
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, REAL, Function, Misfit, Row, differ, number, plain, same_types
+from .row import NUMBERS, REAL, Function, Misfit, Row, differ, named, number, plain, same_types
 
 
 def _kept(function: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -49,10 +49,8 @@ def _clamp(layer: Layer, attributes: Attributes) -> Function:
     return clamp
 
 
-def _is_inf(layer: Layer, attributes: Attributes) -> Function:
-    negative = attributes.bool("detect_negative", True)
-    positive = attributes.bool("detect_positive", True)
-    return lambda x: x.isinf() & ((x < 0) & negative | (x > 0) & positive)
+def _is_inf(x: Tensor, *, detect_negative: bool = True, detect_positive: bool = True) -> Tensor:
+    return x.isinf() & ((x < 0) & detect_negative | (x > 0) & detect_positive)
 
 
 def _elu(layer: Layer, attributes: Attributes) -> Function:
@@ -132,7 +130,7 @@ ROWS = (
     _one("ErfInv", torch.erfinv, REAL),
     _one("IsNaN", torch.isnan, REAL),
     _one("IsFinite", torch.isfinite, REAL),
-    Row("IsInf", _is_inf, (1, 1), takes=(REAL,)),
+    Row("IsInf", named(_is_inf), (1, 1), takes=(REAL,)),
     Row("Clamp", _clamp, (1, 1)),
     Row("Elu", _elu, (1, 1)),
     Row("Gelu", _gelu, (1, 1), takes=(REAL,)),

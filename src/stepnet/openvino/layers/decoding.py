@@ -11,7 +11,7 @@ from stepnet.file_model import distinct, within
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, number, plain, same_types, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, named, number, plain, same_types, shape_text
 
 
 def _unique(layer: Layer, attributes: Attributes) -> Function:
@@ -67,16 +67,11 @@ def _check_scores(scores: Tensor) -> None:
         )
 
 
-def _ctc(layer: Layer, attributes: Attributes) -> Function:
-    merge = attributes.bool("ctc_merge_repeated", True)
-
-    def decode(scores: Tensor, mask: Tensor) -> Tensor:
-        _check_scores(scores)
-        lengths = (mask != 0).long().cumprod(0).sum(0)  # up to the first step that is none
-        found, _ = _labels(scores.transpose(0, 1), lengths, scores.shape[2] - 1, merge)
-        return found.to(scores.dtype)[:, :, None, None]
-
-    return decode
+def _ctc(scores: Tensor, mask: Tensor, *, ctc_merge_repeated: bool = True) -> Tensor:
+    _check_scores(scores)
+    lengths = (mask != 0).long().cumprod(0).sum(0)  # up to the first step that is none
+    found, _ = _labels(scores.transpose(0, 1), lengths, scores.shape[2] - 1, ctc_merge_repeated)
+    return found.to(scores.dtype)[:, :, None, None]
 
 
 def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
@@ -102,6 +97,6 @@ def _ctc_of_lengths(layer: Layer, attributes: Attributes) -> Function:
 ROWS = (
     Row("Unique", _unique, (1, 2), (4, 4), values=(1,)),
     Row("GatherTree", plain(_gather_tree), (4, 4), takes=(NUMBERS,)),
-    Row("CTCGreedyDecoder", _ctc, (2, 2)),
+    Row("CTCGreedyDecoder", named(_ctc), (2, 2)),
     Row("CTCGreedyDecoderSeqLen", _ctc_of_lengths, (2, 3), (2, 2), values=(2,)),
 )

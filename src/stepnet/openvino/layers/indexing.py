@@ -37,6 +37,7 @@ from .row import (
     check_size,
     differ,
     listed,
+    named,
     number,
     plain,
     same_types,
@@ -54,21 +55,16 @@ def _gather(layer: Layer, attributes: Attributes) -> Function:
     return run
 
 
-def _gather_elements(layer: Layer, attributes: Attributes) -> Function:
-    axis = attributes.int("axis")
-
-    def run(x: Tensor, indices: Tensor) -> Tensor:
-        at = axis_in(axis, x.dim())
-        others = (k for k in range(x.dim()) if k != at)
-        if indices.dim() != x.dim() or any(differ(x.shape[k], indices.shape[k]) for k in others):
-            raise Misfit(
-                f"indices {shape_text(indices)} do not fit {shape_text(x)}",
-                expected=f"the sizes of {shape_text(x)}, but for axis {at}",
-                dims=str((x.shape, indices.shape)),
-            )
-        return gather_elements(x, indices, axis)
-
-    return run
+def _gather_elements(x: Tensor, indices: Tensor, *, axis: int) -> Tensor:
+    at = axis_in(axis, x.dim())
+    others = (k for k in range(x.dim()) if k != at)
+    if indices.dim() != x.dim() or any(differ(x.shape[k], indices.shape[k]) for k in others):
+        raise Misfit(
+            f"indices {shape_text(indices)} do not fit {shape_text(x)}",
+            expected=f"the sizes of {shape_text(x)}, but for axis {at}",
+            dims=str((x.shape, indices.shape)),
+        )
+    return gather_elements(x, indices, axis)
 
 
 def _slice(x: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
@@ -138,10 +134,8 @@ def _pad(layer: Layer, attributes: Attributes) -> Function:
     return pad
 
 
-def _reverse_sequence(layer: Layer, attributes: Attributes) -> Function:
-    batch_axis, seq_axis = attributes.int("batch_axis", 0), attributes.int("seq_axis", 1)
-
-    return lambda x, lengths: reversed_within(x, lengths, batch_axis, seq_axis)
+def _reverse_sequence(x: Tensor, lengths: Tensor, *, batch_axis: int = 0, seq_axis: int = 1) -> Tensor:
+    return reversed_within(x, lengths, batch_axis, seq_axis)
 
 
 def _top_k(layer: Layer, attributes: Attributes) -> Function:
@@ -236,12 +230,12 @@ def _non_zero(layer: Layer, attributes: Attributes) -> Function:
 
 ROWS = (
     Row("Gather", _gather, (3, 3), values=(2,)),
-    Row("GatherElements", _gather_elements, (2, 2), takes=("", PLACES)),
+    Row("GatherElements", named(_gather_elements), (2, 2), takes=("", PLACES)),
     Row("GatherND", _gather_nd, (2, 2)),
     Row("Slice", plain(_slice), (4, 5), values=(1, 2, 3, 4)),
     Row("StridedSlice", _strided_slice, (3, 4), values=(1, 2, 3)),
     Row("Pad", _pad, (3, 4), values=(1, 2)),
-    Row("ReverseSequence", _reverse_sequence, (2, 2), takes=("", NUMBERS)),
+    Row("ReverseSequence", named(_reverse_sequence), (2, 2), takes=("", NUMBERS)),
     Row("TopK", _top_k, (2, 2), (1, 2), values=(1,)),
     Row("ScatterUpdate", plain(_scatter_update), (4, 4), values=(3,)),
     Row("ScatterElementsUpdate", _scatter_elements, (4, 4), values=(3,)),

@@ -15,7 +15,7 @@ from stepnet.file_model import Window, max_places, max_pool, mean_pool, transpos
 from stepnet.openvino.attributes import Attributes
 from stepnet.openvino.records import Layer
 
-from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, listed, same_types, shape_text
+from .row import NUMBERS, Function, Misfit, Row, axis_in, differ, listed, named, same_types, shape_text
 
 _AUTO_PAD = ("explicit", "notset", "same_upper", "same_lower", "valid")
 
@@ -29,27 +29,22 @@ def _of_fitting(x: Tensor, y: Tensor) -> list[Tensor] | None:
     return [torch.matmul(x, y.new_empty((*y.shape[:-2], rows, y.shape[-1]) if y.dim() > 1 else (rows,)))]
 
 
-def _mat_mul(layer: Layer, attributes: Attributes) -> Function:
-    left, right = attributes.bool("transpose_a", False), attributes.bool("transpose_b", False)
-
-    def mat_mul(a: Tensor, b: Tensor) -> Tensor:
-        same_types((a, b))
-        if a.dim() == 0 or b.dim() == 0:
-            raise Misfit(f"{shape_text(a)} x {shape_text(b)}: a number is no matrix", dims=(a.dim(), b.dim()))
-        x = a.transpose(-1, -2) if left and a.dim() > 1 else a
-        y = b.transpose(-1, -2) if right and b.dim() > 1 else b
-        m, n = x.shape[-1], y.shape[-2 if y.dim() > 1 else 0]
-        if differ(m, n):
-            raise Misfit(
-                f"{shape_text(x)} x {shape_text(y)} do not match",
-                got=f"{m} columns and {n} rows",
-                expected="as many columns of the first as rows of the second",
-                dims=(m, n),
-                gives=_of_fitting(x, y),
-            )
-        return torch.matmul(x, y)
-
-    return mat_mul
+def _mat_mul(a: Tensor, b: Tensor, *, transpose_a: bool = False, transpose_b: bool = False) -> Tensor:
+    same_types((a, b))
+    if a.dim() == 0 or b.dim() == 0:
+        raise Misfit(f"{shape_text(a)} x {shape_text(b)}: a number is no matrix", dims=(a.dim(), b.dim()))
+    x = a.transpose(-1, -2) if transpose_a and a.dim() > 1 else a
+    y = b.transpose(-1, -2) if transpose_b and b.dim() > 1 else b
+    m, n = x.shape[-1], y.shape[-2 if y.dim() > 1 else 0]
+    if differ(m, n):
+        raise Misfit(
+            f"{shape_text(x)} x {shape_text(y)} do not match",
+            got=f"{m} columns and {n} rows",
+            expected="as many columns of the first as rows of the second",
+            dims=(m, n),
+            gives=_of_fitting(x, y),
+        )
+    return torch.matmul(x, y)
 
 
 def _einsum(layer: Layer, attributes: Attributes) -> Function:
@@ -62,38 +57,29 @@ def _einsum(layer: Layer, attributes: Attributes) -> Function:
     return einsum
 
 
-def _inverse(layer: Layer, attributes: Attributes) -> Function:
-    adjoint = attributes.bool("adjoint", False)
-
-    def inverse(x: Tensor) -> Tensor:
-        if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
-            raise Misfit(f"{shape_text(x)} is no square matrix", dims=str(x.shape))
-        turned = x.mT if adjoint else x
-        if x.dtype in (torch.float16, torch.bfloat16):
-            return torch.linalg.inv(turned.float()).to(x.dtype)
-        return torch.linalg.inv(turned)
-
-    return inverse
+def _inverse(x: Tensor, *, adjoint: bool = False) -> Tensor:
+    if x.dim() < 2 or x.shape[-1] != x.shape[-2]:
+        raise Misfit(f"{shape_text(x)} is no square matrix", dims=str(x.shape))
+    turned = x.mT if adjoint else x
+    if x.dtype in (torch.float16, torch.bfloat16):
+        return torch.linalg.inv(turned.float()).to(x.dtype)
+    return torch.linalg.inv(turned)
 
 
-def _attention(layer: Layer, attributes: Attributes) -> Function:
-    causal = attributes.bool("causal", False)
-
-    def attention(
-        query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: Tensor | None = None
-    ) -> Tensor:
-        factor = query.shape[-1] ** -0.5 if scale is None else scale
-        scores = query @ key.transpose(-1, -2) * factor
-        if causal:
-            after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
-            scores = scores.masked_fill(after, -torch.inf)
-        elif mask is not None and mask.dtype is torch.bool:
-            scores = scores.masked_fill(~mask, -torch.inf)
-        elif mask is not None:
-            scores = scores + mask
-        return scores.softmax(-1) @ value
-
-    return attention
+def _attention(
+    query: Tensor, key: Tensor, value: Tensor, mask: Tensor | None = None, scale: Tensor | None = None, *,
+    causal: bool = False,
+) -> Tensor:  # fmt: skip
+    factor = query.shape[-1] ** -0.5 if scale is None else scale
+    scores = query @ key.transpose(-1, -2) * factor
+    if causal:
+        after = torch.ones(scores.shape[-2:], dtype=torch.bool, device=scores.device).triu(1)
+        scores = scores.masked_fill(after, -torch.inf)
+    elif mask is not None and mask.dtype is torch.bool:
+        scores = scores.masked_fill(~mask, -torch.inf)
+    elif mask is not None:
+        scores = scores + mask
+    return scores.softmax(-1) @ value
 
 
 def _convolution(grouped: bool) -> Callable[[Layer, Attributes], Function]:
@@ -227,10 +213,10 @@ def _pool_window(attributes: Attributes) -> Window:
 
 
 ROWS = (
-    Row("MatMul", _mat_mul, (2, 2)),
+    Row("MatMul", named(_mat_mul), (2, 2)),
     Row("Einsum", _einsum, (1, 4096), takes=(NUMBERS,)),
-    Row("Inverse", _inverse, (1, 1)),
-    Row("ScaledDotProductAttention", _attention, (3, 5)),
+    Row("Inverse", named(_inverse), (1, 1)),
+    Row("ScaledDotProductAttention", named(_attention), (3, 5)),
     Row("Convolution", _convolution(grouped=False), (2, 2), takes=(NUMBERS,)),
     Row("GroupConvolution", _convolution(grouped=True), (2, 2), takes=(NUMBERS,)),
     Row("ConvolutionBackpropData", _backprop(grouped=False), (2, 3), values=(2,), takes=(NUMBERS,)),

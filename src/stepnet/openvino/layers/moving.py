@@ -22,6 +22,7 @@ from .row import (
     check_size,
     differ,
     listed,
+    named,
     number,
     plain,
     same_types,
@@ -132,19 +133,14 @@ def _of_space(x: Tensor) -> list[int]:
     return list(x.shape)
 
 
-def _shuffle_channels(layer: Layer, attributes: Attributes) -> Function:
-    axis, groups = attributes.int("axis", 1), attributes.int("group", 1)
-
-    def shuffle(x: Tensor) -> Tensor:
-        at = axis_in(axis, x.dim())
-        if groups < 1 or x.shape[at] % groups:
-            raise Misfit(
-                f"axis {at} of {shape_text(x)} is not {groups} groups", got=groups, dims=(x.shape[at], groups)
-            )
-        parts = x.unflatten(at, (groups, x.shape[at] // groups))
-        return parts.transpose(at, at + 1).flatten(at, at + 1)
-
-    return shuffle
+def _shuffle_channels(x: Tensor, *, axis: int = 1, group: int = 1) -> Tensor:
+    at = axis_in(axis, x.dim())
+    if group < 1 or x.shape[at] % group:
+        raise Misfit(
+            f"axis {at} of {shape_text(x)} is not {group} groups", got=group, dims=(x.shape[at], group)
+        )
+    parts = x.unflatten(at, (group, x.shape[at] // group))
+    return parts.transpose(at, at + 1).flatten(at, at + 1)
 
 
 def _slice_scatter(x: Tensor, updates: Tensor, start: Any, stop: Any, step: Any, axes: Any = None) -> Tensor:
@@ -221,7 +217,7 @@ ROWS = (
     Row("BatchToSpace", plain(_batch_to_space), (4, 4), values=(1, 2, 3)),
     Row("DepthToSpace", _depth_to_space, (1, 1)),
     Row("SpaceToDepth", _space_to_depth, (1, 1)),
-    Row("ShuffleChannels", _shuffle_channels, (1, 1)),
+    Row("ShuffleChannels", named(_shuffle_channels), (1, 1)),
     Row("SliceScatter", plain(_slice_scatter), (5, 6), values=(2, 3, 4, 5)),
     Row("Eye", _eye, (3, 4), values=(0, 1, 2, 3)),
     Row("Bucketize", _bucketize, (2, 2), takes=(NUMBERS,)),

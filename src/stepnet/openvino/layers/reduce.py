@@ -24,6 +24,7 @@ from .row import (
     axes_in,
     axis_in,
     listed,
+    named,
     number,
     same_types,
     shape_text,
@@ -84,13 +85,8 @@ def _softmax(function: Callable[[Tensor, int], Tensor]) -> Callable[[Layer, Attr
     return make
 
 
-def _cum_sum(layer: Layer, attributes: Attributes) -> Function:
-    exclusive, reverse = attributes.bool("exclusive", False), attributes.bool("reverse", False)
-
-    def cum_sum(x: Tensor, axis: Any = 0) -> Tensor:
-        return cumulated(x, number(axis, "axis"), "cumsum", exclusive=exclusive, reverse=reverse)
-
-    return cum_sum
+def _cum_sum(x: Tensor, axis: Any = 0, *, exclusive: bool = False, reverse: bool = False) -> Tensor:
+    return cumulated(x, number(axis, "axis"), "cumsum", exclusive=exclusive, reverse=reverse)
 
 
 def _mvn(layer: Layer, attributes: Attributes) -> Function:
@@ -172,24 +168,19 @@ def _lrn(layer: Layer, attributes: Attributes) -> Function:
     return lrn
 
 
-def _grn(layer: Layer, attributes: Attributes) -> Function:
-    bias = attributes.float("bias")
-    return lambda x: x / torch.sqrt((x * x).sum(1, keepdim=True) + bias)
+def _grn(x: Tensor, *, bias: float) -> Tensor:
+    return x / torch.sqrt((x * x).sum(1, keepdim=True) + bias)
 
 
-def _group_norm(layer: Layer, attributes: Attributes) -> Function:
-    groups, eps = attributes.int("num_groups"), attributes.float("epsilon")
-
-    def group_norm(x: Tensor, scale: Tensor, bias: Tensor) -> Tensor:
-        if x.dim() < 2 or groups < 1 or x.shape[1] % groups or {scale.shape, bias.shape} != {x.shape[1:2]}:
-            raise Misfit(
-                f"{groups} groups, scale {shape_text(scale)} and bias {shape_text(bias)} do not fit"
-                f" {shape_text(x)}",
-                dims=str((x.shape, groups, scale.shape, bias.shape)),
-            )
-        return F.group_norm(x, groups, scale, bias, eps)
-
-    return group_norm
+def _group_norm(x: Tensor, scale: Tensor, bias: Tensor, *, num_groups: int, epsilon: float) -> Tensor:
+    fits = x.dim() > 1 and {scale.shape, bias.shape} == {x.shape[1:2]}
+    if not fits or num_groups < 1 or x.shape[1] % num_groups:
+        raise Misfit(
+            f"{num_groups} groups, scale {shape_text(scale)} and bias {shape_text(bias)} do not fit"
+            f" {shape_text(x)}",
+            dims=str((x.shape, num_groups, scale.shape, bias.shape)),
+        )
+    return F.group_norm(x, num_groups, scale, bias, epsilon)
 
 
 def _fake_quantize(layer: Layer, attributes: Attributes) -> Function:
@@ -221,12 +212,12 @@ ROWS = (
     _reduce("ReduceLogicalOr", _one_by_one(lambda x, axis, keep: torch.any(x, axis, keep))),
     Row("SoftMax", _softmax(torch.softmax), (1, 1)),
     Row("LogSoftmax", _softmax(torch.log_softmax), (1, 1)),
-    Row("CumSum", _cum_sum, (1, 2), values=(1,)),
+    Row("CumSum", named(_cum_sum), (1, 2), values=(1,)),
     Row("MVN", _mvn, (1, 2), values=(1,)),
     Row("NormalizeL2", _normalize_l2, (2, 2), values=(1,)),
     Row("BatchNormInference", _batch_norm, (5, 5), takes=(REAL,)),
     Row("LRN", _lrn, (2, 2), values=(1,)),
-    Row("GRN", _grn, (1, 1)),
-    Row("GroupNormalization", _group_norm, (3, 3)),
+    Row("GRN", named(_grn), (1, 1)),
+    Row("GroupNormalization", named(_group_norm), (3, 3)),
     Row("FakeQuantize", _fake_quantize, (5, 5)),
 )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import functools
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import Any
@@ -72,6 +73,20 @@ class Row:
 def plain(function: Function) -> Maker:
     """A row's maker for a function without attributes."""
     return lambda layer, attributes: function
+
+
+def named(function: Function) -> Maker:
+    """A row's maker for a function that takes attributes by name, of the types and defaults that it says."""
+    defaults = function.__kwdefaults__ or {}
+    kinds = {
+        name: kind for name, kind in function.__annotations__.items() if kind in ("bool", "int", "float")
+    }
+
+    def make(layer: Layer, attributes: Attributes) -> Function:
+        said = {name: getattr(attributes, kind)(name, defaults.get(name)) for name, kind in kinds.items()}
+        return functools.partial(function, **said)
+
+    return make
 
 
 def listed(value: Any) -> list[Any]:

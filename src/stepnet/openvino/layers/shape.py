@@ -28,6 +28,7 @@ from .row import (
     laid_out,
     laid_out_by,
     listed,
+    named,
     number,
     plain,
     same_types,
@@ -36,16 +37,11 @@ from .row import (
 )
 
 
-def _reshape(layer: Layer, attributes: Attributes) -> Function:
-    special_zero = attributes.bool("special_zero", False)
-
-    def reshape(x: Tensor, pattern: Any) -> Tensor:
-        wanted = listed(pattern)
-        if by_data(wanted):
-            return laid_out_by(x, wanted, special_zero)
-        return laid_out(x, reshaped(x, wanted, special_zero))
-
-    return reshape
+def _reshape(x: Tensor, pattern: Any, *, special_zero: bool = False) -> Tensor:
+    wanted = listed(pattern)
+    if by_data(wanted):
+        return laid_out_by(x, wanted, special_zero)
+    return laid_out(x, reshaped(x, wanted, special_zero))
 
 
 def reshaped(x: Tensor, pattern: list[int], special_zero: bool) -> list[int]:
@@ -76,27 +72,22 @@ def reshaped(x: Tensor, pattern: list[int], special_zero: bool) -> list[int]:
     return shape
 
 
-def _squeeze(layer: Layer, attributes: Attributes) -> Function:
-    skip = attributes.bool("allow_axis_skip", False)
-
-    def squeeze(x: Tensor, axes: Any = None) -> Tensor:
-        if axes is None or axes == []:
-            return x.reshape([d for d in x.shape if d != 1])
-        chosen = axes_in(listed(axes), x.dim())
-        sizes = [x.shape[axis] for axis in chosen]
-        if by_data(sizes) and not skip:
-            return laid_out_by(x, [d for axis, d in enumerate(x.shape) if axis not in chosen], False)
-        for axis in chosen:
-            if x.shape[axis] != 1 and not skip:
-                raise Misfit(
-                    f"cannot squeeze axis {axis} of {shape_text(x)}",
-                    got=x.shape[axis],
-                    expected="1",
-                    dims=x.shape[axis],
-                )
-        return x.squeeze(chosen)
-
-    return squeeze
+def _squeeze(x: Tensor, axes: Any = None, *, allow_axis_skip: bool = False) -> Tensor:
+    if axes is None or axes == []:
+        return x.reshape([d for d in x.shape if d != 1])
+    chosen = axes_in(listed(axes), x.dim())
+    sizes = [x.shape[axis] for axis in chosen]
+    if by_data(sizes) and not allow_axis_skip:
+        return laid_out_by(x, [d for axis, d in enumerate(x.shape) if axis not in chosen], False)
+    for axis in chosen:
+        if x.shape[axis] != 1 and not allow_axis_skip:
+            raise Misfit(
+                f"cannot squeeze axis {axis} of {shape_text(x)}",
+                got=x.shape[axis],
+                expected="1",
+                dims=x.shape[axis],
+            )
+    return x.squeeze(chosen)
 
 
 def _unsqueeze(x: Tensor, axes: Any) -> Tensor:
@@ -119,28 +110,23 @@ def _transpose(x: Tensor, order: Any) -> Tensor:
     return x.permute(chosen)
 
 
-def _concat(layer: Layer, attributes: Attributes) -> Function:
-    axis = attributes.int("axis")
-
-    def concat(*parts: Tensor) -> Tensor:
-        same_types(parts)
-        rank = parts[0].dim()
-        at = axis_in(axis, rank)
-        for part in parts[1:]:
-            if part.dim() != rank:
+def _concat(*parts: Tensor, axis: int) -> Tensor:
+    same_types(parts)
+    rank = parts[0].dim()
+    at = axis_in(axis, rank)
+    for part in parts[1:]:
+        if part.dim() != rank:
+            raise Misfit(
+                f"cannot join {shape_text(parts[0])} and {shape_text(part)}", dims=(rank, part.dim())
+            )
+        for i in range(rank):
+            if i != at and differ(part.shape[i], parts[0].shape[i]):
                 raise Misfit(
-                    f"cannot join {shape_text(parts[0])} and {shape_text(part)}", dims=(rank, part.dim())
+                    f"cannot join {shape_text(parts[0])} and {shape_text(part)} along axis {at}",
+                    got=f"{parts[0].shape[i]} and {part.shape[i]} along axis {i}",
+                    dims=(parts[0].shape[i], part.shape[i]),
                 )
-            for i in range(rank):
-                if i != at and differ(part.shape[i], parts[0].shape[i]):
-                    raise Misfit(
-                        f"cannot join {shape_text(parts[0])} and {shape_text(part)} along axis {at}",
-                        got=f"{parts[0].shape[i]} and {part.shape[i]} along axis {i}",
-                        dims=(parts[0].shape[i], part.shape[i]),
-                    )
-        return torch.cat(parts, at)
-
-    return concat
+    return torch.cat(parts, at)
 
 
 def _split(layer: Layer, attributes: Attributes) -> Function:
@@ -269,11 +255,11 @@ def _range(layer: Layer, attributes: Attributes) -> Function:
 
 
 ROWS = (
-    Row("Reshape", _reshape, (2, 2), values=(1,)),
-    Row("Squeeze", _squeeze, (1, 2), values=(1,)),
+    Row("Reshape", named(_reshape), (2, 2), values=(1,)),
+    Row("Squeeze", named(_squeeze), (1, 2), values=(1,)),
     Row("Unsqueeze", plain(_unsqueeze), (2, 2), values=(1,)),
     Row("Transpose", plain(_transpose), (2, 2), values=(1,)),
-    Row("Concat", _concat, (1, 4096)),
+    Row("Concat", named(_concat), (1, 4096)),
     Row("Split", _split, (2, 2), (1, 4096), values=(1,)),
     Row("VariadicSplit", _variadic_split, (3, 3), (1, 4096), values=(1, 2)),
     Row("Broadcast", _broadcast, (2, 3), values=(1, 2)),
