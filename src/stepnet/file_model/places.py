@@ -220,9 +220,11 @@ def padded(
         if a < 0 or b < 0:
             cut, size = (max(0, -a), max(0, -b)), x.shape[axis]
             if isinstance(size, int) and sum(cut) > size:
-                said = {"got": f"{cut[0]} and {cut[1]} elements", "expected": f"{size} at most"}
                 raise Misfit(
-                    f"cuts more off axis {axis} of {shape_text(x)} than it has", **said, dims=(cut, size)
+                    f"cuts more off axis {axis} of {shape_text(x)} than it has",
+                    got=f"{cut[0]} and {cut[1]} elements",
+                    expected=f"{size} at most",
+                    dims=(cut, size),
                 )
             x = x.narrow(axis, cut[0], size - sum(cut))
     more = [(max(a, 0), max(b, 0)) for a, b in zip(before, after, strict=True)]

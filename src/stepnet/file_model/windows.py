@@ -96,8 +96,8 @@ class Window:
         for axis, k, dilation in zip(range(2, x.dim()), self.kernel, self.dilations, strict=True):
             size, wide = x.shape[axis], (k - 1) * dilation + 1
             if isinstance(size, int) and size < wide:
-                said = {"got": f"a window of {wide}", "expected": f"at most {size}, with its padding"}
-                raise Misfit(f"its window is wider than axis {axis}", **said, dims=(size, wide))
+                what, most = f"its window is wider than axis {axis}", f"at most {size}, with its padding"
+                raise Misfit(what, f"a window of {wide}", most, dims=(size, wide))
         rest = [n for c in extra[::-1] for n in (0, c)]
         return x if more or not _some(rest) else F.pad(x, rest)
 

@@ -153,8 +153,8 @@ def _variadic_split(layer: Layer, attributes: Attributes) -> Function:
         at = axis_in(number(axis, "axis"), x.dim())
         parts = listed(lengths)
         if len(parts) != count:
-            said = {"got": f"{len(parts)} lengths", "expected": f"{count}, one for each output"}
-            raise Misfit("split_lengths does not fit the outputs", **said, dims=(len(parts), count))
+            got, expected = f"{len(parts)} lengths", f"{count}, one for each output"
+            raise Misfit("split_lengths does not fit the outputs", got, expected, dims=(len(parts), count))
         if by_data(parts):
             return x.split(parts, at)
         if -1 in parts:
