@@ -7,6 +7,7 @@ import torch
 import torch.nn.functional as F
 from torch import nn
 
+from own_parameters import Doubled, Turned
 from run_change_run import D, run_change_run
 from stepnet import recurrent
 from stepnet.errors import Unsupported
@@ -23,23 +24,6 @@ class Named(nn.Parameter):
     @property
     def gain(self):
         return self.unit * 2
-
-
-class Doubled(nn.Parameter):
-    """Of which a product is twice what it is."""
-
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **(kwargs or {}))
-            return made * 2 if func is F.linear else made
-
-
-class Turned(nn.Parameter):
-    """Whose method means another thing."""
-
-    def t(self):
-        return super().t() * 2
 
 
 class Kept(torch.Tensor):

@@ -10,6 +10,7 @@ from torch import nn
 
 from covering import few
 from file_formats import FORMATS
+from own_parameters import Doubled, Turned
 from stepnet import nn as snn
 from stepnet import recurrent
 from stepnet.errors import IRError
@@ -20,19 +21,6 @@ KINDS = few(list(FORMATS), ["onnx"])
 
 class Named(nn.Parameter):
     unit = "mV"
-
-
-class Doubled(nn.Parameter):
-    @classmethod
-    def __torch_function__(cls, func, types, args=(), kwargs=None):
-        with torch._C.DisableTorchFunctionSubclass():
-            made = func(*args, **(kwargs or {}))
-            return made * 2 if func is F.linear else made
-
-
-class Turned(nn.Parameter):
-    def t(self):
-        return super().t() * 2
 
 
 class Beside(nn.Module):
