@@ -413,7 +413,7 @@ def _how(kind: type) -> Callable[[Walk, Any], None]:
         return Walk._fixed
     if kind is torch.Generator:
         return Walk._generator
-    if kind in weakref.ProxyTypes:
+    if any(kind is each for each in weakref.ProxyTypes):  # classes may not be compared
         return Walk._proxied
     if is_stateful(kind):
         return Walk._stateful
